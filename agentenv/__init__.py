@@ -1,0 +1,14 @@
+"""Environments, asynchronous rollouts and trainers for language-model agents: the core.
+
+Invariants:
+- Importing this package loads neither torch nor transformers; only `agentenv.inference.transformers_engine`
+  needs them.
+- The core knows no environment package and no trainer; they plug in by name.
+"""
+
+from agentenv import errors
+from agentenv.env import BaseEnv
+
+__version__ = "0.1.0"
+
+__all__ = ["BaseEnv", "__version__", "errors"]

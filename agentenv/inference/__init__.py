@@ -1,0 +1,1 @@
+"""Inference engines and the proxy that is the only door to them."""

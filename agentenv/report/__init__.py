@@ -1,0 +1,1 @@
+"""Reports of a run: curves and transcripts in one self-contained file."""

@@ -1,0 +1,1 @@
+"""Rollouts: from tasks and engines to batches of trajectories."""

@@ -1,0 +1,1 @@
+"""Environments that ship with agentenv; each sub-package is loaded when one of its environments is made."""

@@ -1,0 +1,1 @@
+"""Trainers that ship with agentenv: SAO and the objectives it is made of."""
