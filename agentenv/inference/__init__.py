@@ -1,1 +1,9 @@
-"""Inference engines and the proxy that is the only door to them."""
+"""Inference engines behind one door, :class:`LLMProxy`.
+
+:class:`~agentenv.inference.transformers_engine.TransformersEngine` is imported from its own module, because it alone
+needs torch.
+"""
+
+from agentenv.inference.protocol import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
+
+__all__ = ["Engine", "FinishReason", "Generation", "GenerationRequest", "SamplingParams"]

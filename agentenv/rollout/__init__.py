@@ -1,1 +1,5 @@
-"""Rollouts: from tasks and engines to batches of trajectories."""
+"""Rollouts: environment slots, the sample buffer and the controller that the trainers talk to."""
+
+from agentenv.rollout.config import RolloutConfig
+
+__all__ = ["RolloutConfig"]
