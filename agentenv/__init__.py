@@ -8,7 +8,9 @@ Invariants:
 
 from agentenv import errors
 from agentenv.env import BaseEnv
+from agentenv.registration import make, register, spec
+from agentenv.trajectory import Trajectory
 
 __version__ = "0.1.0"
 
-__all__ = ["BaseEnv", "__version__", "errors"]
+__all__ = ["BaseEnv", "Trajectory", "__version__", "errors", "make", "register", "spec"]

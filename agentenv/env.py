@@ -10,7 +10,7 @@ Invariants:
 - Exceptions mean that the environment is broken. Authors raise plain Python; the rollout classifies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 import gymnasium
@@ -59,7 +59,7 @@ class TextSpace(gymnasium.Space[str]):
         """False: text has no fixed size."""
         return False
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[Any]:
         """A list of strings is JSON already."""
         return list(sample_n)
 
@@ -105,7 +105,9 @@ class BaseEnv(gymnasium.Env[str, str]):
     observation_space: gymnasium.Space[str] = TextSpace()
     action_space: gymnasium.Space[str] = TextSpace()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Begin the task that `seed` chooses; without a seed, the next one of `np_random`.
 
         A subclass calls `super().reset(seed=seed)` first if it draws from `np_random`.
