@@ -1,0 +1,1 @@
+"""Sandboxes in which an agent's commands run."""
