@@ -1,0 +1,259 @@
+"""The output directory of a run: what is in it, who may write to it, and how a resumed run goes on with it.
+
+    run.json            arguments, versions and what resuming needs (result before training, seconds so far)
+    metrics.jsonl       one line a training step
+    trajectories.jsonl  episodes as readable text: phase before, train or after
+    summary.json        the result
+    report.html         the same for a person
+    checkpoints/        what --resume starts from
+    model/              the trained policy, as transformers loads it
+
+Invariants:
+- One process writes at a time (an advisory lock that the kernel drops when its holder dies).
+- A directory that holds anything is never written to by a new run; only a run of its own is resumed.
+- JSON files are replaced atomically; JSONL files are appended to, and a line torn by a crash is dropped.
+- After :meth:`RunDirectory.rewind` to step n no line of a later step is left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from agentenv.errors import UsageError
+from agentenv.trajectory import Trajectory
+
+FORMAT = 1
+"""Version of the directory's layout, in run.json."""
+PHASES = ("before", "train", "after")
+
+
+class RunDirectory:
+    """An opened output directory: :meth:`create` or :meth:`resume` opens it, :meth:`close` lets go of it."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self._lock = lock
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.trajectories_path = path / "trajectories.jsonl"
+        self.summary_path = path / "summary.json"
+        self.checkpoints_path = path / "checkpoints"
+        self.model_path = path / "model"
+        self.record: dict[str, Any] = {}
+        """What run.json holds; :meth:`save_record` writes it."""
+
+    @staticmethod
+    def check(path: str | Path, *, resume: bool = False) -> Path:
+        """Whether a run may start (or go on) in ``path``; writes nothing.
+
+        Raises:
+            UsageError: a new run would meet existing files, or there is no run to resume.
+        """
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"output directory {path}: is a file")
+        if resume:
+            if not (path / "run.json").is_file():
+                raise UsageError(f"output directory {path}: no run to resume there (run.json is missing)")
+        elif path.is_dir() and any(path.iterdir()):
+            raise UsageError(
+                f"output directory {path}: already in use; choose another, or go on with its run by --resume"
+            )
+        return path
+
+    @classmethod
+    def create(cls, path: str | Path, record: Mapping[str, Any]) -> RunDirectory:
+        """Make the directory of a new run.
+
+        Args:
+            path: must not exist, or be empty.
+            record: JSON-able start of run.json (arguments, versions).
+
+        Raises:
+            UsageError: the directory is in use.
+        """
+        path = cls.check(path)
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path, _lock(path))
+        run.record = {"format": FORMAT, **record}
+        run.save_record()
+        return run
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """Open the directory of an earlier run to go on with it.
+
+        Raises:
+            UsageError: there is no run, another process writes to it, or its layout is of another version.
+        """
+        path = cls.check(path, resume=True)
+        run = cls(path, _lock(path))
+        try:
+            run.record = read_json(path / "run.json")
+            if run.record.get("format") != FORMAT:
+                found = run.record.get("format")
+                raise UsageError(
+                    f"output directory {path}: layout version {found!r}, this program reads {FORMAT}"
+                )
+        except UsageError:
+            run.close()
+            raise
+        return run
+
+    def rewind(self, step: int) -> None:
+        """Drop what a crashed run wrote after the checkpoint of ``step``: later steps, results of the end."""
+        _filter_lines(self.metrics_path, lambda line: line["step"] <= step)
+        _filter_lines(
+            self.trajectories_path,
+            lambda line: line["phase"] == "before" or (line["phase"] == "train" and line["step"] <= step),
+        )
+        self.summary_path.unlink(missing_ok=True)
+
+    def drop_phase(self, phase: str) -> None:
+        """Drop the episodes of a phase that did not finish and is about to run again."""
+        _filter_lines(self.trajectories_path, lambda line: line["phase"] != phase)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the line of a training step; a value that is not finite is written as null."""
+        values = {name: _number(value) for name, value in metrics.items()}
+        _append(self.metrics_path, [{"step": step, **values}])
+
+    def log_trajectories(self, phase: str, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Append episodes as readable text, without their token ids.
+
+        Args:
+            phase: one of :data:`PHASES`.
+            step: training steps done when the episode was used (0 before training).
+            trajectories: what the policy did.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"phase is {phase!r}, must be one of {', '.join(PHASES)}")
+        _append(self.trajectories_path, [episode_record(phase, step, item) for item in trajectories])
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace summary.json."""
+        write_json(self.summary_path, summary)
+
+    def save_record(self) -> None:
+        """Replace run.json by :attr:`record`."""
+        write_json(self.path / "run.json", self.record)
+
+    def close(self) -> None:
+        """Release the lock; may be called again."""
+        self._lock.close()
+
+
+def episode_record(phase: str, step: int, trajectory: Trajectory) -> dict[str, Any]:
+    """A line of trajectories.jsonl: what a person wants to read of an episode."""
+    return {
+        "phase": phase,
+        "step": step,
+        "episode_id": trajectory.episode_id,
+        "task_id": trajectory.task_id,
+        "group_id": trajectory.group_id,
+        "seed": trajectory.seed,
+        "reward": _number(trajectory.reward),
+        "success": trajectory.success,
+        "terminated": trajectory.terminated,
+        "truncated": trajectory.truncated,
+        "end_reason": trajectory.end_reason,
+        "start_version": trajectory.start_version,
+        "turns": trajectory.turns,
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "completion_tokens": len(trajectory.completion_ids),
+        "action_tokens": trajectory.num_action_tokens,
+        "duration_s": round(trajectory.duration_s, 4),
+        "info": trajectory.info,
+        "messages": trajectory.messages,
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        UsageError: the file is missing or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a JSONL file; none where the file is missing. A torn last line is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                if line.endswith("\n"):
+                    raise UsageError(f"{path}: a line is not valid JSON: {line[:80]!r}") from None
+                return
+            yield value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file atomically: readers see the old content or the new, never a part."""
+    write_text(path, json.dumps(value, indent=2, default=str, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file atomically."""
+    _replace(path, [text])
+
+
+def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    # Lone surrogates have no UTF-8 form; json's default keeps them as escapes.
+    text = "".join(json.dumps(record, default=str) + "\n" for record in records)
+    with path.open("a", encoding="utf-8") as out:
+        out.write(text)
+
+
+def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    if path.exists():
+        _replace(path, (json.dumps(line) + "\n" for line in read_lines(path) if keep(line)))
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.writelines(lines)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _number(value: Any) -> float | int | None:
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(value) if isinstance(value, int) else round(number, 6)
+
+
+def _lock(path: Path) -> IO[str]:
+    lock = (path / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UsageError(f"output directory {path}: another process is writing to it") from None
+    return lock
