@@ -1,0 +1,134 @@
+"""The console script."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import agentenv
+from agentenv import cli
+from agentenv.errors import UsageError
+
+
+class _Plugin:
+    """An entry point whose function is given."""
+
+    value = "plugin:add_commands"
+
+    def __init__(self, name, load):  # type: ignore[no-untyped-def]
+        self.name = name
+        self.load = load
+
+
+def _plug(monkeypatch: pytest.MonkeyPatch, *plugins: _Plugin) -> None:
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda *, group: plugins if group == "agentenv.commands" else ()
+    )
+
+
+def _greet_command(run):  # type: ignore[no-untyped-def]
+    def add_commands(subparsers):  # type: ignore[no-untyped-def]
+        parser = subparsers.add_parser("greet")
+        parser.add_argument("name")
+        parser.set_defaults(run=run)
+
+    return lambda: add_commands
+
+
+def test_list_names_the_registered_environments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    assert {"agentenv/Echo-v0", "agentenv/SWE-v0"} <= set(capsys.readouterr().out.split())
+    assert cli.main(["list", "--json"]) == 0
+    assert "agentenv/SWE-v0" in json.loads(capsys.readouterr().out)
+
+
+def test_info_shows_what_make_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "Echo-v0", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["id"] == "agentenv/Echo-v0"
+    assert shown["entry_point"] == "agentenv.testing:EchoEnv"
+    assert "max_turns: int = 3" in shown["arguments"]
+    assert cli.main(["info", "Echo-v0"]) == 0
+    assert "Say the word that the task names" in capsys.readouterr().out
+
+
+def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "Ecko-v0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "agentenv: error: unknown environment 'Ecko-v0'; did you mean 'Echo-v0'?\n"
+
+
+def test_a_package_adds_commands_whose_exit_code_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args):  # type: ignore[no-untyped-def]
+        print("hello", args.name)  # noqa: T201
+        return 3
+
+    _plug(monkeypatch, _Plugin("greet", _greet_command(run)))
+    assert cli.main(["greet", "world"]) == 3
+    assert capsys.readouterr().out == "hello world\n"
+
+
+def test_an_error_of_several_lines_becomes_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args):  # type: ignore[no-untyped-def]
+        raise UsageError("first\n  second")
+
+    _plug(monkeypatch, _Plugin("greet", _greet_command(run)))
+    assert cli.main(["greet", "world"]) == 2
+    assert capsys.readouterr().err == "agentenv: error: first second\n"
+
+
+def test_an_interrupt_has_the_exit_code_of_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args):  # type: ignore[no-untyped-def]
+        raise KeyboardInterrupt
+
+    _plug(monkeypatch, _Plugin("greet", _greet_command(run)))
+    assert cli.main(["greet", "world"]) == 130
+
+
+def test_a_broken_package_costs_only_its_own_commands(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken():  # type: ignore[no-untyped-def]
+        raise ImportError("no module named gone")
+
+    _plug(monkeypatch, _Plugin("broken", broken), _Plugin("greet", _greet_command(lambda args: 0)))
+    assert cli.main(["greet", "world"]) == 0
+    assert "commands of 'broken' (plugin:add_commands) are left out: no module named gone" in caplog.text
+
+
+def test_no_command_and_an_unknown_command_exit_with_2() -> None:
+    for arguments in ([], ["nonsense"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(arguments)
+        assert caught.value.code == 2
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m agentenv.cli list | true"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_console_script_is_installed() -> None:
+    scripts = metadata.entry_points(group="console_scripts")
+    assert [script.value for script in scripts if script.name == "agentenv"] == ["agentenv.cli:main"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentenv.cli", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"agentenv {agentenv.__version__}\n"

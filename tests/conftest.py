@@ -1,0 +1,96 @@
+"""Settings and fixtures of all tests.
+
+- Tests marked `docker` are skipped where no engine answers. With AGENTENV_REQUIRE_DOCKER=1 a docker test that
+  is skipped, for whatever reason, fails, and so does a run without any.
+- Nothing here may import torch before the number of its threads is set.
+"""
+
+import os
+from collections.abc import Generator
+from functools import cache
+from pathlib import Path
+
+# Set before any test module imports torch or a client of the hub.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_REQUIRE_DOCKER = os.environ.get("AGENTENV_REQUIRE_DOCKER") == "1"
+_SKIP_REASON = "Docker engine not available"
+_docker_tests_run = pytest.StashKey[int]()
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout that the tests stand in."""
+    return _REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real inputs that may lie beside the checkout; tests that need them skip where they are absent."""
+    folder = _REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no ../shared/data beside the checkout")
+    return folder
+
+
+@cache
+def _engine_answers() -> bool:
+    try:
+        import docker
+    except ImportError:
+        return False
+    try:
+        client = docker.from_env(timeout=10)
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except Exception:
+        return False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_docker_tests_run] = 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("docker")]
+    if marked and not _REQUIRE_DOCKER and not _engine_answers():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=_SKIP_REASON))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if item.get_closest_marker("docker"):
+        if report.when == "call" and report.passed:
+            item.config.stash[_docker_tests_run] += 1
+        if report.skipped and _REQUIRE_DOCKER:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"AGENTENV_REQUIRE_DOCKER=1, but this docker test was skipped: {report.longrepr}"
+            )
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    if not _REQUIRE_DOCKER or config.option.collectonly or exitstatus != pytest.ExitCode.OK:
+        return
+    if config.stash[_docker_tests_run] == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _REQUIRE_DOCKER:
+        terminalreporter.write_line(
+            f"docker tests passed: {config.stash[_docker_tests_run]} (at least 1 required)"
+        )
