@@ -1,0 +1,284 @@
+"""Make the policy that the SWE recipe starts from, and that ships in the package.
+
+    python benchmarks/make_embedded_policy.py --output_dir envs/agentenv_envs/swe/policy
+
+A small Qwen3 with a tokenizer trained on the environment's own texts learns from scripted demonstrations on
+generated training tasks; no sandbox is needed, the demonstrations are simulated. First it learns to read: the
+demonstrators' wrong edits are shown but not imitated. Then it imitates a mediocre demonstrator in everything.
+Everything is drawn from --seed; a line a hundred steps says how it goes, and the last lines evaluate it on
+held-out tasks in the simulated workspace.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentenv_envs.swe.embedded.demonstrations import MEDIOCRE, Skill, first_edit, next_edit, simulate
+from agentenv_envs.swe.embedded.families import FAMILIES, NAMES
+from agentenv_envs.swe.embedded.tasks import EMBEDDED_WORKDIR, TEST_COMMAND, EmbeddedTask, generate_task
+from agentenv_envs.swe.protocol import as_action, first_observation
+
+USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+#: While it learns to read, wrong edits happen (so that there is something to retry) but are not imitated.
+READING = Skill(edit_right=0.5, test=0.6, retry=0.8)
+
+
+def build_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the environment's texts, with whole tokens for the parts of commands."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    whole = [first_observation("", workdir=EMBEDDED_WORKDIR, test_command=TEST_COMMAND)]
+    whole += ["```bash\n", "\n```", "cat -n app.py", TEST_COMMAND, "submit", "sed -i.bak '", "sed '"]
+    whole += ["/' app.py.bak >app.py", "/' app.py", "/", "(no output)", "\n[exit code 1]", "FAIL "]
+    whole += [f"{line}s/" for line in range(1, 31)]
+    whole += ["     1\t", *(f"\n{line:6d}\t" for line in range(2, 31))]
+    whole += ["<=", ">=", "==", "!=", "<", ">", "+", "-", "*"]
+    words = ["min", "max", "and", "or", "True", "False"]
+    added = [AddedToken(text, normalized=False) for text in whole]
+    added += [AddedToken(text, normalized=False, single_word=True) for text in words]
+    special = [AddedToken(text, special=True, normalized=False) for text in (PAD, END, USER, ASSISTANT)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(added) - len(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(seed), trainer)
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(added)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+
+
+def _corpus(seed: int) -> Iterator[str]:
+    """What the agent reads: issues, modules and test output, and every name of every family."""
+    rng = random.Random(f"corpus:{seed}")
+    for _ in range(2_000):
+        task = generate_task(rng.randrange(2**40), levels=(1, 2, 3, 4))
+        yield task.issue
+        turns, _ = simulate(task, MEDIOCRE, rng) if task.level < 3 else ([("", task.files["app.py"])], False)
+        yield from (observation for _, observation in turns)
+    known = [name for pool in NAMES.values() for name in pool]
+    known += [name for functions in FAMILIES.values() for f in functions for name in f.names]
+    for name in known:
+        yield from [f"{name} {name}("] * 50
+
+
+class Demonstrations:
+    """Batches of tokenised demonstrations of one skill."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, skill: Skill, *, seed: int, imitate_wrong: bool) -> None:
+        self.tokenizer = tokenizer
+        self.skill = skill
+        self.imitate_wrong = imitate_wrong
+        self.rng = random.Random(f"demonstrations:{seed}:{imitate_wrong}")
+        self.cache: dict[str, list[int]] = {}
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self.cache.get(text)
+        if ids is None:
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            if len(self.cache) < 200_000:
+                self.cache[text] = ids
+        return ids
+
+    def one(self) -> tuple[list[int], list[float]]:
+        """Token ids and loss weights: 1 on imitated actions, a little on what is only read."""
+        task = generate_task(self.rng.randrange(2**40))
+        turns, _ = simulate(task, self.skill, self.rng)
+        right = {as_action(form(edit)) for edit in task.gold_edits for form in (first_edit, next_edit)}
+        prompt = first_observation(task.issue, workdir=EMBEDDED_WORKDIR, test_command=TEST_COMMAND)
+        ids = self._encode(f"{USER}{prompt}{END}{ASSISTANT}")
+        weights = [READ_WEIGHT] * len(ids)
+        for action, observation in turns:
+            said = self._encode(f"{action}{END}")
+            imitated = self.imitate_wrong or "sed" not in action or action in right
+            heard = self._encode(f"{USER}{observation}{END}{ASSISTANT}") if observation else []
+            ids = ids + said + heard
+            weights += [1.0 if imitated else 0.0] * len(said) + [READ_WEIGHT] * len(heard)
+        return ids, weights
+
+    def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """ids, attention mask and weights, [size, T] each, right-padded; rows of a batch are of like length."""
+        while True:
+            rows = sorted((self.one() for _ in range(size * 16)), key=lambda row: len(row[0]))
+            chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+            self.rng.shuffle(chunks)
+            yield from map(self._pad, chunks)
+
+    def _pad(self, rows: list[tuple[list[int], list[float]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        size = len(rows)
+        longest = max(len(ids) for ids, _ in rows)
+        ids = torch.full((size, longest), self.tokenizer.pad_token_id)
+        weights = torch.zeros(size, longest)
+        for row, (tokens, weight) in enumerate(rows):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            weights[row, : len(tokens)] = torch.tensor(weight)
+        return ids, (ids != self.tokenizer.pad_token_id).long(), weights
+
+
+#: Loss weight of tokens that the policy reads: a little helps it to learn the language of the tasks.
+READ_WEIGHT = 0.05
+
+
+def train(
+    model: Qwen3ForCausalLM, demonstrations: Demonstrations, *, steps: int, batch_size: int, lr: float, muon_lr: float
+) -> None:
+    """Supervised fine-tuning: Muon on the hidden matrices, AdamW on the rest, linear decay to a tenth."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=lr, weight_decay=0.0, betas=(0.9, 0.98)),
+    ]
+    schedule = [
+        torch.optim.lr_scheduler.LambdaLR(o, lambda s: min(1.0, (s + 1) / 50) * max(0.1, 1 - 0.9 * s / steps))
+        for o in optimizers
+    ]
+    model.train()
+    started, running = time.monotonic(), 0.0
+    for step, (ids, mask, weights) in zip(range(1, steps + 1), demonstrations.batches(batch_size)):
+        hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1]
+        target, weight = ids[:, 1:], weights[:, 1:]
+        used = weight > 0
+        logits = model.lm_head(hidden[used])
+        losses = torch.nn.functional.cross_entropy(logits, target[used], reduction="none")
+        loss = (losses * weight[used]).sum() / weight.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in schedule:
+            scheduler.step()
+        acted = weight[used] == 1.0
+        running += 0.01 * (losses.detach()[acted].mean().item() - running) if step > 1 else losses[acted].mean().item()
+        if step % 100 == 0:
+            print(f"step {step}/{steps} action loss {running:.4f} {time.monotonic() - started:.0f} s", flush=True)
+        if step % 1_000 == 0:
+            print(json.dumps(evaluate(model, demonstrations.tokenizer, "heldout", tasks=192, seed=0)), flush=True)
+            model.train()
+
+
+@torch.no_grad()
+def evaluate(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, split: str, *, tasks: int, seed: int
+) -> dict[str, float]:
+    """First-guess accuracy: how often the first edit is a right one; sampled at temperature 1, and greedy.
+
+    The scripted first look is given, then the edit is generated.
+    """
+    model.eval()
+    torch.manual_seed(seed)
+    totals = {"sampled": 0, "greedy": 0}
+    for start in range(0, tasks, 64):
+        chosen = [generate_task(seed + i, split=split) for i in range(start, min(tasks, start + 64))]
+        prompts = [_edit_prompt(task) for task in chosen]
+        batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt", add_special_tokens=False)
+        for name, sample in (("sampled", True), ("greedy", False)):
+            out = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                do_sample=sample,
+                temperature=1.0 if sample else None,
+                top_k=0 if sample else None,
+                top_p=None,
+                max_new_tokens=16,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            for task, row in zip(chosen, out[:, batch["input_ids"].shape[1] :], strict=True):
+                text = tokenizer.decode(row, skip_special_tokens=True)
+                totals[name] += text in {as_action(first_edit(edit)) for edit in task.gold_edits}
+    return {name: total / tasks for name, total in totals.items()}
+
+
+def _edit_prompt(task: EmbeddedTask) -> str:
+    turns, _ = simulate(task, MEDIOCRE, random.Random(0))
+    prompt = first_observation(task.issue, workdir=EMBEDDED_WORKDIR, test_command=TEST_COMMAND)
+    return f"{USER}{prompt}{END}{ASSISTANT}{turns[0][0]}{END}{USER}{turns[0][1]}{END}{ASSISTANT}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vocab_size", type=int, default=768)
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--reading_steps", type=int, default=6_000)
+    parser.add_argument("--mediocre_steps", type=int, default=600)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--muon_learning_rate", type=float, default=3e-3)
+    parser.add_argument("--evaluation_tasks", type=int, default=512)
+    args = parser.parse_args()
+
+    torch.manual_seed(args.seed)
+    tokenizer = build_tokenizer(args.seed, args.vocab_size)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=args.hidden_size,
+            intermediate_size=2 * args.hidden_size,
+            num_hidden_layers=args.layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=args.hidden_size // 4,
+            tie_word_embeddings=True,
+            max_position_embeddings=4096,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    reading = Demonstrations(tokenizer, READING, seed=args.seed, imitate_wrong=False)
+    train(
+        model,
+        reading,
+        steps=args.reading_steps,
+        batch_size=args.batch_size,
+        lr=args.learning_rate,
+        muon_lr=args.muon_learning_rate,
+    )
+    results = {"after_reading": evaluate(model, tokenizer, "heldout", tasks=args.evaluation_tasks, seed=args.seed)}
+    print(json.dumps(results), flush=True)
+    mediocre = Demonstrations(tokenizer, replace(MEDIOCRE), seed=args.seed, imitate_wrong=True)
+    train(
+        model,
+        mediocre,
+        steps=args.mediocre_steps,
+        batch_size=args.batch_size,
+        lr=args.learning_rate / 4,
+        muon_lr=args.muon_learning_rate / 4,
+    )
+    for split in ("heldout", "heldout_families"):
+        results[split] = evaluate(model, tokenizer, split, tasks=args.evaluation_tasks, seed=args.seed)
+    model.save_pretrained(args.output_dir)
+    tokenizer.save_pretrained(args.output_dir)
+    (args.output_dir / "made.json").write_text(
+        json.dumps({"arguments": {k: v for k, v in vars(args).items() if k != "output_dir"}, **results}, indent=1)
+    )
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
