@@ -1,0 +1,75 @@
+# One way in, the same on a laptop and in CI. Needs Python 3.11 or newer, make, git, and nothing else.
+#
+#   make demo      install, then train the embedded agent (ARGS="--seed 1" is passed on)
+#   make test      install, then run the tests           (ARGS="-k words" is passed on)
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= train,docker,dev
+ARGS ?=
+
+comma := ,
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# More threads than one make the small matrices of the embedded policy slower, and several times so on a busy machine.
+export OMP_NUM_THREADS := 1
+
+# The CPU build of torch. Its local version never matches a CUDA build, which is thirty times as large; where the
+# configured index has none, PyTorch's own index does. Builds for macOS carry no local version.
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH := torch==$(TORCH_VERSION)$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: help
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: install
+install: $(INSTALLED) ## Make .venv and install the package into it, with pinned dependencies
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "agentenv needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11" >&2; exit 2; }
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing into $(VENV); this takes a minute or two."
+	@if ! $(PIP) install -q -c constraints.txt '$(TORCH)' > $(VENV)/torch.log 2>&1; then \
+		echo "The configured package index has no $(TORCH); trying $(TORCH_INDEX)"; \
+		$(PIP) install -q -c constraints.txt --extra-index-url $(TORCH_INDEX) '$(TORCH)'; \
+	fi
+	@$(PIP) install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+.PHONY: demo
+demo: install ## Train the embedded agent on SWE tasks and write a report
+	$(BIN)/python recipes/swe_sao.py $(ARGS)
+
+.PHONY: test
+test: install ## Run the tests; those that need Docker are skipped where no engine answers
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: install ## Lint, format, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: install ## Mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: base-image
+base-image: install ## Make the base image of the SWE sandboxes (needs a Docker engine)
+	$(BIN)/python -m agentenv_envs.swe.sandbox.images
+
+.PHONY: clean
+clean: ## Remove what the tools left behind, but not .venv
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

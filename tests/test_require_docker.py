@@ -1,0 +1,76 @@
+"""What the marker `docker` and AGENTENV_REQUIRE_DOCKER do to a run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_UNREACHABLE = "unix:///nonexistent/agentenv-test.sock"
+
+
+def _pytest(folder: Path, repository: Path, test: str, *, require: bool) -> tuple[int, str]:
+    """Run one test file under the repository's conftest, with a Docker address at which nothing answers."""
+    (folder / "conftest.py").write_text((repository / "tests" / "conftest.py").read_text())
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = docker: needs an engine\n")
+    (folder / "test_it.py").write_text(test)
+    environment = {k: v for k, v in os.environ.items() if k != "AGENTENV_REQUIRE_DOCKER"}
+    environment |= {"DOCKER_HOST": _UNREACHABLE} | ({"AGENTENV_REQUIRE_DOCKER": "1"} if require else {})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(folder)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+_MARKED = """
+import pytest
+
+@pytest.mark.docker
+def test_marked():
+    {body}
+
+def test_plain():
+    pass
+"""
+
+
+def test_without_an_engine_docker_tests_are_skipped_and_say_why(tmp_path: Path, repository: Path) -> None:
+    code, out = _pytest(tmp_path, repository, _MARKED.format(body="assert False"), require=False)
+    assert code == 0, out
+    assert "1 passed, 1 skipped" in out
+    assert "Docker engine not available" in out
+
+
+@pytest.mark.parametrize("body", ["assert False", "pytest.skip('not today')"])
+def test_where_docker_is_required_a_docker_test_that_fails_or_is_skipped_fails_the_run(
+    tmp_path: Path, repository: Path, body: str
+) -> None:
+    code, out = _pytest(tmp_path, repository, _MARKED.format(body=body), require=True)
+    assert code == 1, out
+    assert "1 failed, 1 passed" in out
+
+
+def test_where_docker_is_required_a_module_that_is_skipped_whole_fails_the_run(
+    tmp_path: Path, repository: Path
+) -> None:
+    whole = "import pytest\npytest.importorskip('no_such_module')\n" + _MARKED.format(body="pass")
+    code, out = _pytest(tmp_path, repository, whole, require=True)
+    assert code != 0, out
+    code, out = _pytest(tmp_path, repository, "def test_plain():\n    pass\n", require=True)
+    assert code == 1, out
+    assert "docker tests passed: 0" in out
+
+
+def test_where_docker_is_required_and_its_tests_pass_so_does_the_run(
+    tmp_path: Path, repository: Path
+) -> None:
+    code, out = _pytest(tmp_path, repository, _MARKED.format(body="pass"), require=True)
+    assert code == 0, out
+    assert "docker tests passed: 1" in out
