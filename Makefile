@@ -38,11 +38,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 		|| { echo "agentenv needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11" >&2; exit 2; }
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); this takes a minute or two."
-	@if ! $(PIP) install -q -c constraints.txt '$(TORCH)' > $(VENV)/torch.log 2>&1; then \
+	@if ! $(PIP) install -qq -c constraints.txt '$(TORCH)' > $(VENV)/torch.log 2>&1; then \
 		echo "The configured package index has no $(TORCH); trying $(TORCH_INDEX)"; \
-		$(PIP) install -q -c constraints.txt --extra-index-url $(TORCH_INDEX) '$(TORCH)'; \
+		$(PIP) install -qq -c constraints.txt --extra-index-url $(TORCH_INDEX) '$(TORCH)'; \
 	fi
-	@$(PIP) install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 .PHONY: demo

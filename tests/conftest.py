@@ -1,7 +1,8 @@
 """Settings and fixtures of all tests.
 
 - Tests marked `docker` are skipped where no engine answers. With AGENTENV_REQUIRE_DOCKER=1 a docker test that
-  is skipped, for whatever reason, fails, and so does a run without any.
+  is skipped fails, unless what it lacks is an input from ../shared; so does a run without any, and one in
+  which a whole module of docker tests was skipped.
 - Nothing here may import torch before the number of its threads is set.
 """
 
@@ -20,7 +21,9 @@ import pytest
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _REQUIRE_DOCKER = os.environ.get("AGENTENV_REQUIRE_DOCKER") == "1"
 _SKIP_REASON = "Docker engine not available"
+_SHARED = "../shared"
 _docker_tests_run = pytest.StashKey[int]()
+_docker_modules_skipped = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +37,7 @@ def shared_data() -> Path:
     """Real inputs that may lie beside the checkout; tests that need them skip where they are absent."""
     folder = _REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("no ../shared/data beside the checkout")
+        pytest.skip(f"no {_SHARED}/data beside the checkout")
     return folder
 
 
@@ -56,6 +59,17 @@ def _engine_answers() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_docker_tests_run] = 0
+    config.stash[_docker_modules_skipped] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and "mark.docker" in collector.path.read_text(encoding="utf-8"):
+        collector.config.stash[_docker_modules_skipped].append(report.nodeid)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,7 +87,7 @@ def pytest_runtest_makereport(
     if item.get_closest_marker("docker"):
         if report.when == "call" and report.passed:
             item.config.stash[_docker_tests_run] += 1
-        if report.skipped and _REQUIRE_DOCKER:
+        if report.skipped and _REQUIRE_DOCKER and _SHARED not in str(report.longrepr):
             report.outcome = "failed"
             report.longrepr = (
                 f"AGENTENV_REQUIRE_DOCKER=1, but this docker test was skipped: {report.longrepr}"
@@ -85,12 +99,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     if not _REQUIRE_DOCKER or config.option.collectonly or exitstatus != pytest.ExitCode.OK:
         return
-    if config.stash[_docker_tests_run] == 0:
+    if config.stash[_docker_tests_run] == 0 or config.stash[_docker_modules_skipped]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if _REQUIRE_DOCKER:
-        terminalreporter.write_line(
-            f"docker tests passed: {config.stash[_docker_tests_run]} (at least 1 required)"
-        )
+        passed = config.stash[_docker_tests_run]
+        terminalreporter.write_line(f"docker tests passed: {passed} (at least 1 required)")
+        for module in config.stash[_docker_modules_skipped]:
+            terminalreporter.write_line(f"skipped as a whole, but has docker tests: {module}")

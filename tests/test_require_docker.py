@@ -61,8 +61,14 @@ def test_where_docker_is_required_a_module_that_is_skipped_whole_fails_the_run(
     tmp_path: Path, repository: Path
 ) -> None:
     whole = "import pytest\npytest.importorskip('no_such_module')\n" + _MARKED.format(body="pass")
+    passing = tmp_path / "test_other.py"
+    passing.write_text(_MARKED.format(body="pass"))
     code, out = _pytest(tmp_path, repository, whole, require=True)
-    assert code != 0, out
+    assert code == 1, out
+    assert "skipped as a whole, but has docker tests: test_it.py" in out
+
+
+def test_where_docker_is_required_a_run_without_docker_tests_fails(tmp_path: Path, repository: Path) -> None:
     code, out = _pytest(tmp_path, repository, "def test_plain():\n    pass\n", require=True)
     assert code == 1, out
     assert "docker tests passed: 0" in out
@@ -74,3 +80,11 @@ def test_where_docker_is_required_and_its_tests_pass_so_does_the_run(
     code, out = _pytest(tmp_path, repository, _MARKED.format(body="pass"), require=True)
     assert code == 0, out
     assert "docker tests passed: 1" in out
+
+
+def test_an_input_that_lies_outside_the_checkout_may_be_missing(tmp_path: Path, repository: Path) -> None:
+    other = _MARKED.format(body="pass").replace("test_marked", "test_marked_too")
+    test = _MARKED.format(body="pytest.skip('no ../shared/data')") + other
+    code, out = _pytest(tmp_path, repository, test, require=True)
+    assert code == 0, out
+    assert "2 passed, 1 skipped" in out
