@@ -80,6 +80,7 @@ class Conversation:
         self._prompt_ids: list[int] = []
         self._opening: list[Message] = []
         self._rendered = ""
+        self._last_delta: tuple[Message, list[int]] | None = None
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -180,6 +181,17 @@ class Conversation:
         return len(self._delta({"role": role, "content": text}))
 
     def _delta(self, observation: Message) -> list[int]:
+        ids = self._template_delta(observation)
+        # The stop token that the policy sampled is the template's own end of turn: it must not stand there twice.
+        last = self._prompt_ids[-1]
+        if ids and ids[0] == last and last in self._stop_ids and self.segment.action_mask[-1:] == [True]:
+            return ids[1:]
+        return list(ids)
+
+    def _template_delta(self, observation: Message) -> list[int]:
+        """What the template puts after an action's content, up to the next one."""
+        if self._last_delta is not None and self._last_delta[0] == observation:
+            return self._last_delta[1]
         rendered = self._render(
             [*self._opening, {"role": "assistant", "content": _SENTINEL}, observation], generation_prompt=True
         )
@@ -187,10 +199,7 @@ class Conversation:
         if position < 0:
             raise UsageError("the chat template drops the assistant's content; it cannot be used for rollouts")
         ids = self._encode(rendered[position + len(_SENTINEL) :])
-        # The stop token that the policy sampled is the template's own end of turn: it must not stand there twice.
-        last = self._prompt_ids[-1]
-        if ids and ids[0] == last and last in self._stop_ids and self.segment.action_mask[-1:] == [True]:
-            return ids[1:]
+        self._last_delta = (dict(observation), ids)
         return ids
 
     def _begin_segment(self, prompt_ids: list[int]) -> None:
@@ -225,3 +234,20 @@ class Conversation:
 def _extends(rendered: str, previous: str, action: str) -> bool:
     """Whether the template's new text is the old one, then the action (up to outer white space), then something."""
     return rendered.startswith(previous) and rendered[len(previous) :].lstrip().startswith(action.strip())
+
+
+def end_of_turn_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Tokens that end an assistant's turn: the tokenizer's end of sequence and the template's own end of turn.
+
+    The latter is what the template writes right after the assistant's content, if that is a special token.
+
+    Raises:
+        UsageError: no chat template, or one that drops the content.
+    """
+    conversation = Conversation(tokenizer)
+    conversation.start([{"role": "user", "content": "x"}])
+    delta = conversation._template_delta({"role": "user", "content": "x"})
+    ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    if delta and delta[0] in getattr(tokenizer, "all_special_ids", ()):
+        ids.append(delta[0])
+    return tuple(dict.fromkeys(ids))

@@ -5,5 +5,6 @@ needs torch.
 """
 
 from agentenv.inference.protocol import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
+from agentenv.inference.proxy import LLMProxy
 
-__all__ = ["Engine", "FinishReason", "Generation", "GenerationRequest", "SamplingParams"]
+__all__ = ["Engine", "FinishReason", "Generation", "GenerationRequest", "LLMProxy", "SamplingParams"]

@@ -67,7 +67,7 @@ class GenerationRequest:
     episode_id: str = ""
     """Requests of one episode share a prefix; empty: the request stands alone."""
     deadline: float | None = None
-    """``time.monotonic()`` at which the turn is aborted; None: no deadline of its own."""
+    """Time of the event loop's clock after which :class:`LLMProxy` gives the turn up; None: no deadline."""
     seed: int | None = None
     """Makes the sampled tokens a function of (weights, prompt, seed), whatever else runs in the batch."""
 

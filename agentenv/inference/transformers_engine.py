@@ -141,6 +141,9 @@ class TransformersEngine:
         self._thread = threading.Thread(target=self._run, name="agentenv-transformers-engine", daemon=True)
         self._thread.start()
 
+    updates_while_running = True
+    """No suspend is needed around ``update_weights``."""
+
     @property
     def version(self) -> int:
         """Version of the weights in use."""

@@ -38,7 +38,8 @@ class RolloutConfig:
     """Environment slots, each with an environment and a thread of its own."""
     asynchrony: float = 1.0
     """alpha, any real >= 0: a batch for step n holds only episodes started by version >= n - alpha. 0 is on-policy.
-    At most (1 + alpha) * batch_size episodes are running or buffered."""
+    At most (1 + alpha) * batch_size episodes are running or buffered. Versions are whole, so the fraction of alpha
+    never admits an older version; nothing is started that no step could take."""
     mode: Literal["async", "sync"] = "async"
     """sync: as asynchrony 0, so that no episode runs while the trainer trains."""
     max_turns: int | None = None
@@ -73,8 +74,13 @@ class RolloutConfig:
     history: Literal["append", "fork"] = "append"
     """Where a chat template rewrites earlier turns (drops their reasoning): append keeps the sequence as it was
     sampled; fork starts a new segment, as the template has it (``Trajectory.split``)."""
-    on_stale: Literal["abort", "drain"] = "abort"
-    """Running episodes that can no longer be fresh at consumption: aborted at once, or left to finish and discarded."""
+    on_stale: Literal["wait", "abort"] = "wait"
+    """What a batch does about running episodes that would be too old for the next one. wait: it waits for them and
+    takes the oldest first, so that slow tasks are not under-represented; abort: it takes what is finished, and what
+    became too old is aborted and its task tried again."""
+    max_retries: int = 2
+    """How often a group tries its task again after failed or aborted episodes, all members together; then it ends
+    short (an empty one is dropped and the next task takes its place)."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -89,7 +95,13 @@ class RolloutConfig:
             raise ValueError(
                 f"RolloutConfig.batch_size is {self.batch_size}, must be a multiple of group_size {self.group_size}"
             )
-        for name, allowed in (("mode", ("async", "sync")), ("history", ("append", "fork")), ("on_stale", ("abort", "drain"))):
+        if self.max_retries < 0:
+            raise ValueError(f"RolloutConfig.max_retries is {self.max_retries}, must be >= 0")
+        for name, allowed in (
+            ("mode", ("async", "sync")),
+            ("history", ("append", "fork")),
+            ("on_stale", ("wait", "abort")),
+        ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"RolloutConfig.{name} is {getattr(self, name)!r}, must be one of {allowed}")
         self.sampling()
