@@ -85,7 +85,9 @@ def _corpus(seed: int) -> Iterator[str]:
 class Demonstrations:
     """Batches of tokenised demonstrations of one skill."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, skill: Skill, *, seed: int, imitate_wrong: bool) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, skill: Skill, *, seed: int, imitate_wrong: bool
+    ) -> None:
         self.tokenizer = tokenizer
         self.skill = skill
         self.imitate_wrong = imitate_wrong
@@ -113,7 +115,8 @@ class Demonstrations:
             imitated = self.imitate_wrong or "sed" not in action or action in right
             heard = self._encode(f"{USER}{observation}{END}{ASSISTANT}") if observation else []
             ids = ids + said + heard
-            weights += [1.0 if imitated else 0.0] * len(said) + [READ_WEIGHT] * len(heard)
+            said_weight = EDIT_WEIGHT if action in right and not self.imitate_wrong else 1.0
+            weights += [said_weight if imitated else 0.0] * len(said) + [READ_WEIGHT] * len(heard)
         return ids, weights
 
     def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -124,7 +127,9 @@ class Demonstrations:
             self.rng.shuffle(chunks)
             yield from map(self._pad, chunks)
 
-    def _pad(self, rows: list[tuple[list[int], list[float]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _pad(
+        self, rows: list[tuple[list[int], list[float]]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         size = len(rows)
         longest = max(len(ids) for ids, _ in rows)
         ids = torch.full((size, longest), self.tokenizer.pad_token_id)
@@ -137,10 +142,18 @@ class Demonstrations:
 
 #: Loss weight of tokens that the policy reads: a little helps it to learn the language of the tasks.
 READ_WEIGHT = 0.05
+#: Right edits are where reading is learned; while it is, they weigh more than the rest of what is said.
+EDIT_WEIGHT = 4.0
 
 
 def train(
-    model: Qwen3ForCausalLM, demonstrations: Demonstrations, *, steps: int, batch_size: int, lr: float, muon_lr: float
+    model: Qwen3ForCausalLM,
+    demonstrations: Demonstrations,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    muon_lr: float,
 ) -> None:
     """Supervised fine-tuning: Muon on the hidden matrices, AdamW on the rest, linear decay to a tenth."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -169,12 +182,22 @@ def train(
             optimizer.zero_grad()
         for scheduler in schedule:
             scheduler.step()
-        acted = weight[used] == 1.0
-        running += 0.01 * (losses.detach()[acted].mean().item() - running) if step > 1 else losses[acted].mean().item()
+        acted = weight[used] >= 1.0
+        running += (
+            0.01 * (losses.detach()[acted].mean().item() - running)
+            if step > 1
+            else losses[acted].mean().item()
+        )
         if step % 100 == 0:
-            print(f"step {step}/{steps} action loss {running:.4f} {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"step {step}/{steps} action loss {running:.4f} {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
         if step % 1_000 == 0:
-            print(json.dumps(evaluate(model, demonstrations.tokenizer, "heldout", tasks=192, seed=0)), flush=True)
+            print(
+                json.dumps(evaluate(model, demonstrations.tokenizer, "heldout", tasks=192, seed=0)),
+                flush=True,
+            )
             model.train()
 
 
@@ -192,7 +215,9 @@ def evaluate(
     for start in range(0, tasks, 64):
         chosen = [generate_task(seed + i, split=split) for i in range(start, min(tasks, start + 64))]
         prompts = [_edit_prompt(task) for task in chosen]
-        batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt", add_special_tokens=False)
+        batch = tokenizer(
+            prompts, padding=True, padding_side="left", return_tensors="pt", add_special_tokens=False
+        )
         for name, sample in (("sampled", True), ("greedy", False)):
             out = model.generate(
                 input_ids=batch["input_ids"],
@@ -217,14 +242,16 @@ def _edit_prompt(task: EmbeddedTask) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vocab_size", type=int, default=768)
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--reading_steps", type=int, default=6_000)
-    parser.add_argument("--mediocre_steps", type=int, default=600)
+    parser.add_argument("--reading_steps", type=int, default=4_000)
+    parser.add_argument("--mediocre_steps", type=int, default=500)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--muon_learning_rate", type=float, default=3e-3)
@@ -259,7 +286,10 @@ def main() -> None:
         lr=args.learning_rate,
         muon_lr=args.muon_learning_rate,
     )
-    results = {"after_reading": evaluate(model, tokenizer, "heldout", tasks=args.evaluation_tasks, seed=args.seed)}
+    model.save_pretrained(args.output_dir / "after_reading")  # to look at, or to go on from
+    results = {
+        "after_reading": evaluate(model, tokenizer, "heldout", tasks=args.evaluation_tasks, seed=args.seed)
+    }
     print(json.dumps(results), flush=True)
     mediocre = Demonstrations(tokenizer, replace(MEDIOCRE), seed=args.seed, imitate_wrong=True)
     train(
@@ -275,7 +305,9 @@ def main() -> None:
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
     (args.output_dir / "made.json").write_text(
-        json.dumps({"arguments": {k: v for k, v in vars(args).items() if k != "output_dir"}, **results}, indent=1)
+        json.dumps(
+            {"arguments": {k: v for k, v in vars(args).items() if k != "output_dir"}, **results}, indent=1
+        )
     )
     print(json.dumps(results, indent=1))
 

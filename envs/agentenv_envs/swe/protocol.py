@@ -2,8 +2,7 @@
 
 Invariants:
 - an action that can't be understood is answered by an observation that says what is allowed; it is never an
-  exception;
-- an observation is at most `max_chars` long: head, count of what was left out, tail.
+  exception.
 """
 
 import re
@@ -50,14 +49,18 @@ def parse_action(action: str) -> str | Malformed:
     """
     blocks = _BLOCK.findall(action)
     if len(blocks) != 1:
-        return Malformed(f"{len(blocks)} bash blocks in the answer; write exactly one: {as_action('COMMAND')}")
+        return Malformed(
+            f"{len(blocks)} bash blocks in the answer; write exactly one: {as_action('COMMAND')}"
+        )
     command = blocks[0].strip()
     if not command:
         return Malformed("the bash block is empty")
     return command
 
 
-def format_observation(output: str, exit_code: int, *, timed_out: bool = False, timeout_s: float = 0.0) -> str:
+def format_observation(
+    output: str, exit_code: int, *, timed_out: bool = False, timeout_s: float = 0.0
+) -> str:
     """The answer to a command: its output, and the exit code where it is not 0."""
     parts = [output.rstrip("\n")] if output.strip() else []
     if timed_out:
@@ -65,12 +68,3 @@ def format_observation(output: str, exit_code: int, *, timed_out: bool = False, 
     elif exit_code != 0:
         parts.append(f"[exit code {exit_code}]")
     return "\n".join(parts) or "(no output)"
-
-
-def cut(text: str, max_chars: int, *, left_out: int | None = None) -> str:
-    """Head and tail of a text that is longer than `max_chars`, with a count of what was left out."""
-    if len(text) <= max_chars:
-        return text
-    half = max_chars // 2
-    missing = len(text) - 2 * half if left_out is None else left_out
-    return f"{text[:half]}\n[{missing} characters left out]\n{text[-half:]}"

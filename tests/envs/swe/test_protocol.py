@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv_envs.swe.protocol import Malformed, as_action, cut, format_observation, parse_action
+from agentenv_envs.swe.protocol import Malformed, as_action, format_observation, parse_action
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,3 @@ def test_observations_say_what_happened() -> None:
     assert format_observation("no such file\n", 2) == "no such file\n[exit code 2]"
     assert format_observation("", 1) == "[exit code 1]"
     assert format_observation("a\n", 124, timed_out=True, timeout_s=2.5) == "a\n[stopped after 2.5 s]"
-
-
-def test_a_long_text_keeps_head_and_tail_and_counts_the_rest() -> None:
-    assert cut("x" * 10, 10) == "x" * 10
-    assert cut("a" * 50 + "b" * 50, 10) == "aaaaa\n[90 characters left out]\nbbbbb"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..protocol import SUBMIT, as_action, format_observation
-from .tasks import MODULE, TEST_COMMAND, TEST_SCRIPT, EmbeddedTask, Edit
+from .tasks import MODULE, TEST_COMMAND, TEST_SCRIPT, Edit, EmbeddedTask
 
 LOOK: Final = f"cat -n {MODULE}"
 _BACKUP = f"{MODULE}.bak"

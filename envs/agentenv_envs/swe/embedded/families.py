@@ -105,7 +105,9 @@ def _arithmetic(a: str, b: str, values: tuple[str, ...] = ()) -> Site:
 FAMILIES: Final[dict[str, tuple[Function, ...]]] = {
     "shop": (
         _function(
-            "sale reduce", "Lii", """
+            "sale reduce",
+            "Lii",
+            """
 def {f}({items}, {amount}, {limit}):
     {out} = []
     for {item} in {items}:
@@ -118,7 +120,9 @@ def {f}({items}, {amount}, {limit}):
             B=_arithmetic("each of {items}", "{amount}"),
         ),
         _function(
-            "bill charge", "Li", """
+            "bill charge",
+            "Li",
+            """
 def {f}({items}, {amount}):
     {total} = {A}
     for {item} in {items}:
@@ -130,7 +134,9 @@ def {f}({items}, {amount}):
             C=_arithmetic("the sum", "{amount}"),
         ),
         _function(
-            "best pick", "Li", """
+            "best pick",
+            "Li",
+            """
 def {f}({items}, {limit}):
     {out} = [{item} for {item} in {items} if {item} {A} {limit}]
     if not {out}:
@@ -144,7 +150,9 @@ def {f}({items}, {limit}):
     ),
     "text": (
         _function(
-            "long choose", "Wi", """
+            "long choose",
+            "Wi",
+            """
 def {f}({words}, {limit}):
     {out} = []
     for {word} in {words}:
@@ -156,7 +164,9 @@ def {f}({words}, {limit}):
             B=Site("order", "the {words} should be sorted {want}"),
         ),
         _function(
-            "tally letters", "Wc", """
+            "tally letters",
+            "Wc",
+            """
 def {f}({words}, letter):
     {count} = {A}
     for {word} in {words}:
@@ -169,7 +179,9 @@ def {f}({words}, letter):
             C=Site("equal", "a letter {want} letter should be counted"),
         ),
         _function(
-            "short skip", "W", """
+            "short skip",
+            "W",
+            """
 def {f}({words}):
     {out} = {words}[{A}:]
     {out} = sorted({out}, reverse={B})
@@ -182,7 +194,9 @@ def {f}({words}):
     ),
     "scores": (
         _function(
-            "passed accept", "Lii", """
+            "passed accept",
+            "Lii",
+            """
 def {f}({items}, {limit}, {amount}):
     {out} = []
     for {item} in {items}:
@@ -195,7 +209,9 @@ def {f}({items}, {limit}, {amount}):
             C=Site("order", "the {items} should be sorted {want}"),
         ),
         _function(
-            "final rank", "Li", """
+            "final rank",
+            "Li",
+            """
 def {f}({items}, {amount}):
     {out} = sorted({items}, reverse={A})
     {total} = {out}[{B}]
@@ -206,7 +222,9 @@ def {f}({items}, {amount}):
             C=_arithmetic("{total}", "{amount}"),
         ),
         _function(
-            "spread gap", "Li", """
+            "spread gap",
+            "Li",
+            """
 def {f}({items}, {step}):
     {left} = {A}({items})
     {right} = {left} {B} {step}
@@ -218,7 +236,9 @@ def {f}({items}, {step}):
     ),
     "clock": (
         _function(
-            "late delay", "iii", """
+            "late delay",
+            "iii",
+            """
 def {f}({left}, {right}, {limit}):
     {count} = {right} {A} {left}
     if {count} {B} {limit}:
@@ -230,7 +250,9 @@ def {f}({left}, {right}, {limit}):
             C=Site("number", "the replaced {count} should become {want}", ("0", "1", "5", "9")),
         ),
         _function(
-            "shift turn", "Lii", """
+            "shift turn",
+            "Lii",
+            """
 def {f}({items}, {step}, {limit}):
     {out} = []
     for {item} in {items}:
@@ -243,7 +265,9 @@ def {f}({items}, {step}, {limit}):
             B=_compare("moved {items} {want} {limit} should stay"),
         ),
         _function(
-            "overlap shared", "iii", """
+            "overlap shared",
+            "iii",
+            """
 def {f}({left}, {right}, {step}):
     {total} = {A}({left}, {right})
     {count} = {total} {B} {step}
@@ -255,7 +279,9 @@ def {f}({left}, {right}, {step}):
     ),
     "stock": (
         _function(
-            "missing order", "Lii", """
+            "missing order",
+            "Lii",
+            """
 def {f}({items}, {limit}, {step}):
     {total} = {A}
     for {item} in {items}:
@@ -268,7 +294,9 @@ def {f}({items}, {limit}, {step}):
             C=_arithmetic("{total}", "{step}", ("+", "-")),
         ),
         _function(
-            "take use", "iii", """
+            "take use",
+            "iii",
+            """
 def {f}({left}, {amount}, {limit}):
     {total} = {left} {A} {amount}
     if {total} {B} {limit}:
@@ -280,7 +308,9 @@ def {f}({left}, {amount}, {limit}):
             C=Site("number", "the replaced {total} should become {want}", ("0", "1", "5", "9")),
         ),
         _function(
-            "low scarce", "Li", """
+            "low scarce",
+            "Li",
+            """
 def {f}({items}, {limit}):
     {out} = [{item} for {item} in {items} if {item} {A} {limit}]
     {out} = sorted({out}, reverse={B})
@@ -292,7 +322,9 @@ def {f}({items}, {limit}):
     ),
     "queue": (
         _function(
-            "serve call", "Li", """
+            "serve call",
+            "Li",
+            """
 def {f}({items}, {step}):
     {out} = {items}[{A}:]
     {total} = {out}[{B}]
@@ -303,7 +335,9 @@ def {f}({items}, {step}):
             C=_arithmetic("{total}", "{step}"),
         ),
         _function(
-            "wait hold", "Li", """
+            "wait hold",
+            "Li",
+            """
 def {f}({items}, {limit}):
     {count} = {A}
     for {item} in {items}:
@@ -315,7 +349,9 @@ def {f}({items}, {limit}):
             B=_compare("{items} {want} {limit} should be counted"),
         ),
         _function(
-            "urgent alert", "iii", """
+            "urgent alert",
+            "iii",
+            """
 def {f}({left}, {right}, {limit}):
     low = {left} {A} {limit}
     high = {right} {B} {limit}
@@ -328,7 +364,9 @@ def {f}({left}, {right}, {limit}):
     ),
     "grid": (
         _function(
-            "inside fits", "iiii", """
+            "inside fits",
+            "iiii",
+            """
 def {f}({left}, {right}, {limit}, {amount}):
     low = {left} {A} {limit}
     high = {right} {B} {amount}
@@ -339,7 +377,9 @@ def {f}({left}, {right}, {limit}, {amount}):
             C=Site("logic", "{want} of low and high should be needed"),
         ),
         _function(
-            "walk path", "Lii", """
+            "walk path",
+            "Lii",
+            """
 def {f}({items}, {left}, {step}):
     {total} = {left}
     for {item} in {items}:
@@ -350,7 +390,9 @@ def {f}({items}, {left}, {step}):
             B=_arithmetic("the sum", "{step}"),
         ),
         _function(
-            "corner side", "Li", """
+            "corner side",
+            "Li",
+            """
 def {f}({items}, {amount}):
     {left} = {A}({items})
     {right} = {items}[{B}]
@@ -364,7 +406,9 @@ def {f}({items}, {amount}):
     ),
     "bank": (
         _function(
-            "pay withdraw", "iii", """
+            "pay withdraw",
+            "iii",
+            """
 def {f}({left}, {amount}, {limit}):
     if {amount} {A} {limit}:
         return {left}
@@ -374,7 +418,9 @@ def {f}({left}, {amount}, {limit}):
             B=_arithmetic("{left}", "{amount}"),
         ),
         _function(
-            "credit earn", "Lii", """
+            "credit earn",
+            "Lii",
+            """
 def {f}({items}, {limit}, {amount}):
     {out} = []
     for {item} in {items}:
@@ -388,7 +434,9 @@ def {f}({items}, {limit}, {amount}):
             C=Site("extreme", "{want} of the {items} should be given"),
         ),
         _function(
-            "account begin", "Li", """
+            "account begin",
+            "Li",
+            """
 def {f}({items}, {step}):
     {total} = {A}
     for {item} in {items}:

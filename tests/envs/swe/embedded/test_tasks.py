@@ -13,7 +13,9 @@ SEEDS = range(60)
 
 
 def test_the_same_seed_gives_the_same_task_in_another_process() -> None:
-    code = "from agentenv_envs.swe.embedded import generate_task as g; print([g(s).task_id for s in range(5)])"
+    code = (
+        "from agentenv_envs.swe.embedded import generate_task as g; print([g(s).task_id for s in range(5)])"
+    )
     there = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
     ).stdout
@@ -25,7 +27,10 @@ def test_gold_passes_every_hidden_check_and_the_bug_fails_some_but_not_all(level
     for seed in SEEDS:
         task = generate_task(seed, levels=(level,))
         assert run_calls(task.gold, task.hidden_calls) == list(task.expected)
-        right = [a == b for a, b in zip(run_calls(task.files[MODULE], task.hidden_calls), task.expected, strict=True)]
+        right = [
+            a == b
+            for a, b in zip(run_calls(task.files[MODULE], task.hidden_calls), task.expected, strict=True)
+        ]
         assert any(right) and not all(right), task.task_id
 
 
@@ -67,7 +72,10 @@ def test_the_issue_never_names_a_line_and_level_two_never_the_function() -> None
 def test_hidden_calls_differ_from_what_the_visible_script_shows() -> None:
     for seed in SEEDS:
         task = generate_task(seed)
-        shown = sum(f"{name}({', '.join(map(repr, args))})" in task.files["test.py"] for name, args in task.hidden_calls)
+        shown = sum(
+            f"{name}({', '.join(map(repr, args))})" in task.files["test.py"]
+            for name, args in task.hidden_calls
+        )
         assert shown < len(task.hidden_calls) / 2
         assert repr(list(task.expected)) not in "".join(task.files.values())
 

@@ -1,0 +1,136 @@
+"""A task laid out in a sandbox: what the environment needs of it, for embedded tasks and for real repositories.
+
+Invariants:
+- a workspace owns its sandbox from `open` to `close`, and gives it back exactly once;
+- grading reads only what the agent left (a module, or a patch), and runs it where nothing else of the agent's is.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from agentenv.errors import SandboxError, UsageError
+
+from .data import SWETask, load_tasks
+from .embedded.oracle import MAX_MODULE_BYTES
+from .embedded.oracle import grade as grade_module
+from .embedded.tasks import EMBEDDED_WORKDIR, MODULE, TEST_COMMAND, EmbeddedTask, generate_task
+from .grading import grade as grade_patch
+from .repository import open_workspace, workspace_patch
+from .sandbox import Sandbox, SandboxBackend, SandboxSpec
+
+
+class Tasks(Protocol):
+    """Tasks by seed, and how to lay one out."""
+
+    def open(self, seed: int, backend: SandboxBackend) -> "Workspace":
+        """Lay out the seed's task; the same seed gives the same task."""
+
+
+class Workspace(Protocol):
+    """One task in one sandbox."""
+
+    task_id: str
+    family: str
+    issue: str
+    workdir: str
+    test_command: str | None
+    sandbox: Sandbox
+
+    def grade(self) -> dict[str, Any]:
+        """What the agent's work is worth: {"resolved": bool, ...}; the sandbox may be used up by it.
+
+        Raises:
+            SandboxError: it could not be found out; this is never a 0.
+        """
+
+    def close(self) -> None:
+        """Give the sandbox back."""
+
+
+class EmbeddedTasks:
+    """Tasks generated from a seed; see `embedded.tasks.generate_task`."""
+
+    def __init__(self, split: str, levels: Sequence[int], families: Sequence[str] | None) -> None:
+        self.split, self.levels, self.families = split, tuple(levels), families
+        self.task(0)  # refuses a bad split, level or family at once
+
+    def task(self, seed: int) -> EmbeddedTask:
+        return generate_task(seed, split=self.split, levels=self.levels, families=self.families)
+
+    def open(self, seed: int, backend: SandboxBackend) -> "EmbeddedWorkspace":
+        return EmbeddedWorkspace(self.task(seed), backend)
+
+
+class EmbeddedWorkspace:
+    """An embedded task in a sandbox with a read-only root, which a reset makes as good as new."""
+
+    workdir = EMBEDDED_WORKDIR
+    test_command: str | None = TEST_COMMAND
+
+    def __init__(self, task: EmbeddedTask, backend: SandboxBackend) -> None:
+        self.task = task
+        self.task_id, self.family, self.issue = task.task_id, task.family, task.issue
+        self._backend = backend
+        spec = SandboxSpec(
+            workdir=EMBEDDED_WORKDIR,
+            read_only=True,
+            # Edits within one second may leave the size as it was: byte code of the text before would be used.
+            environment={"PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        self.sandbox = backend.acquire(spec)
+        try:
+            self.sandbox.write_files(task.files)
+        except BaseException:
+            self.close()
+            raise
+
+    def grade(self) -> dict[str, Any]:
+        try:
+            module = self.sandbox.read_file(MODULE, max_bytes=MAX_MODULE_BYTES)
+        except FileNotFoundError:
+            return {"resolved": False, "reason": f"{MODULE} is gone"}
+        if len(module) >= MAX_MODULE_BYTES:
+            return {"resolved": False, "reason": f"{MODULE} is over {MAX_MODULE_BYTES} bytes"}
+        return grade_module(self.task, module.decode(errors="replace"), self.sandbox)
+
+    def close(self) -> None:
+        self._backend.release(self.sandbox)
+
+
+class RowTasks:
+    """Rows of a data set. One in five is held out by its id; fewer than ten rows are not split."""
+
+    def __init__(self, source: str, split: str) -> None:
+        if split not in ("train", "heldout"):
+            raise UsageError(f"split is {split!r}; a data set has train and heldout")
+        rows = sorted(load_tasks(source), key=lambda row: row.instance_id)
+        if len(rows) >= 10:
+            held_out = {row.instance_id for row in random.Random(0).sample(rows, len(rows) // 5)}
+            rows = [row for row in rows if (row.instance_id in held_out) == (split == "heldout")]
+        self.rows = rows
+
+    def open(self, seed: int, backend: SandboxBackend) -> "RowWorkspace":
+        return RowWorkspace(self.rows[random.Random(seed).randrange(len(self.rows))], backend)
+
+
+class RowWorkspace:
+    """A real repository in an ordinary container of its own; the work is graded in another one."""
+
+    test_command: str | None = None
+
+    def __init__(self, task: SWETask, backend: SandboxBackend) -> None:
+        self.task = task
+        self.task_id, self.family, self.issue = task.instance_id, task.repo, task.problem_statement
+        self.workdir = task.workdir
+        self._backend = backend
+        self.sandbox = open_workspace(task, backend)
+
+    def grade(self) -> dict[str, Any]:
+        grade = grade_patch(self.task, workspace_patch(self.sandbox), self._backend)
+        if grade.status == "invalid":
+            raise SandboxError(f"{self.task_id}: not graded: {grade.evidence.get('reason', 'unknown')}")
+        return {"resolved": grade.resolved, "reason": "" if grade.resolved else grade.status}
+
+    def close(self) -> None:
+        self._backend.release(self.sandbox)
