@@ -1,0 +1,220 @@
+"""Runs a task's tests inside the sandbox; copied there as one file, never imported by the library.
+
+    python pytest_runner.py CONFIG.json
+
+The agent's code runs in this process as soon as a test imports it. What is done against a package that
+makes its tests pass without being right:
+
+- the configuration, with the run's secret, is deleted before anything else is imported; the record that
+  carries the secret back is written after pytest has returned, so a process that ends itself early leaves
+  none;
+- pytest is imported before the repository can be on the path, so nothing there can stand in for it;
+- in the tests' own files, operands of ==, != and `in` are checked: a value that equals everything fails the
+  test;
+- byte code of tests is neither read nor written.
+
+Written for Python 3.6 and later, and for pytest 5 and later: published images hold old ones.
+"""
+
+import ast
+import builtins
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from typing import Any
+
+GUARD = "_agentenv_honest"
+PRELOADED = (
+    "_pytest.assertion.rewrite",
+    "_pytest.junitxml",
+    "xml.etree.ElementTree",
+    "difflib",
+    "unittest.mock",
+)
+EQUALITY_ASSERTS = (
+    "assertEqual",
+    "assertEquals",
+    "assertNotEqual",
+    "assertIn",
+    "assertNotIn",
+    "assertCountEqual",
+    "assertItemsEqual",
+    "assertListEqual",
+    "assertTupleEqual",
+    "assertSetEqual",
+    "assertDictEqual",
+    "assertSequenceEqual",
+    "assertMultiLineEqual",
+    "assertAlmostEqual",
+)
+PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None), type)
+CONTAINERS = (list, tuple, set, frozenset, dict)
+MAX_ITEMS = 5000
+
+
+class Nothing:
+    """Equal to nothing but itself."""
+
+
+class Honesty:
+    """Passes values through and refuses those that compare equal to everything.
+
+    `unittest.mock.ANY` is let through where a test file names it.
+    """
+
+    def __init__(self, allow_any: bool) -> None:
+        nothing = Nothing()
+        word = os.urandom(12).hex()
+        number = int.from_bytes(os.urandom(6), "big") + 10**6
+        self.probes: Any = (
+            nothing,
+            word,
+            word.encode(),
+            number,
+            number + 0.5,
+            [nothing],
+            (nothing,),
+            {nothing},
+            {word: nothing},
+        )
+        self.allow_any = allow_any
+
+    def __call__(self, value: Any) -> Any:
+        """The value itself."""
+        if self.dishonest(value):
+            raise AssertionError("a value of type " + type(value).__name__ + " compares equal to everything")
+        return value
+
+    def dishonest(self, value: Any) -> bool:
+        """Whether the value, or something in it, compares equal to everything."""
+        waiting = [value]
+        for _ in range(MAX_ITEMS):
+            if not waiting:
+                return False
+            item = waiting.pop()
+            kind = type(item)
+            if kind in PLAIN_TYPES:
+                continue
+            if self.allow_any and kind.__module__ == "unittest.mock" and kind.__name__ == "_ANY":
+                continue
+            own_equality = kind not in CONTAINERS and kind.__eq__ is not object.__eq__
+            if own_equality and any(self.equal(item, probe) for probe in self.probes):
+                return True
+            # Read by the base class: a subclass's own iteration could hide items.
+            for base in (list, tuple, set, frozenset):
+                if isinstance(item, base):
+                    waiting += base.__iter__(item)
+            if isinstance(item, dict):
+                waiting += dict.values(item)
+                waiting += dict.keys(item)
+        return False
+
+    @staticmethod
+    def equal(value: Any, probe: Any) -> bool:
+        """Whether a comparison says that two things are equal; an exception does not say so."""
+        try:
+            return bool(value == probe)
+        except Exception:
+            return False
+
+
+class Guard(ast.NodeTransformer):
+    """Wraps operands of equality in a call of the honesty check."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Wrap what is compared."""
+        self.generic_visit(node)
+        if any(isinstance(operator, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)) for operator in node.ops):
+            node.left = self.wrapped(node.left)
+            node.comparators = [self.wrapped(item) for item in node.comparators]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Wrap the first two arguments of unittest's assertions of equality."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in EQUALITY_ASSERTS:
+            node.args = [
+                a if isinstance(a, ast.Starred) else self.wrapped(a) for a in node.args[:2]
+            ] + node.args[2:]
+        return node
+
+    @staticmethod
+    def wrapped(node: ast.expr) -> ast.expr:
+        """A call of the honesty check on an expression."""
+        call = ast.Call(func=ast.Name(id=GUARD, ctx=ast.Load()), args=[node], keywords=[])
+        ast.copy_location(call, node)
+        ast.copy_location(call.func, node)
+        return call
+
+
+class Reporter:
+    """Plug-in that notes every test that reports a result."""
+
+    def __init__(self) -> None:
+        self.reported: dict[str, None] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note the test of a report."""
+        self.reported[report.nodeid] = None
+
+
+def guard_files(files: "set[str]") -> None:
+    """Let pytest compile these files with the honesty check in place."""
+    rewrite: Any = importlib.import_module("_pytest.assertion.rewrite")
+    original = rewrite.rewrite_asserts
+    sources = []
+    for name in files:
+        if os.path.isfile(name):
+            with open(name, "rb") as file:
+                sources.append(file.read())
+    setattr(builtins, GUARD, Honesty(allow_any=any(b"ANY" in source for source in sources)))
+
+    def rewrite_asserts(tree: Any, *args: Any, **kwargs: Any) -> None:
+        names = [
+            str(a)
+            for a in list(args) + list(kwargs.values())
+            if isinstance(a, str) or hasattr(a, "__fspath__")
+        ]
+        if any(os.path.realpath(name) in files for name in names):
+            Guard().visit(tree)
+            ast.fix_missing_locations(tree)
+        original(tree, *args, **kwargs)
+
+    rewrite.rewrite_asserts = rewrite_asserts
+    rewrite._read_pyc = lambda *args, **kwargs: None
+
+
+def main() -> int:
+    """Run what the configuration says; pytest's return code."""
+    with open(sys.argv[1], encoding="utf-8") as file:
+        config: dict[str, Any] = json.load(file)
+    os.unlink(sys.argv[1])
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path and os.path.abspath(path) != here]
+    sys.argv[:] = ["pytest"]
+    sys.dont_write_bytecode = True
+    pytest: Any = importlib.import_module("pytest")
+    for name in PRELOADED:
+        importlib.import_module(name)
+    # Tests may change the working directory.
+    workdir, record_path = os.getcwd(), os.path.abspath(config["record"])
+    guard_files({os.path.realpath(name) for name in config["files"]})
+    arguments = ["-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", workdir, "--assert=rewrite"]
+    arguments += ["--continue-on-collection-errors", "--maxfail=0", "--tb=short", "-q", "-rfE"]
+    arguments += ["-o", "junit_family=xunit2", "-o", "junit_logging=no", "--junitxml", config["junit"]]
+    if importlib.util.find_spec("xdist") is not None:
+        arguments += ["-n", "0"]  # the checks above hold in this process alone
+    arguments += config["arguments"]
+    reporter = Reporter()
+    code = int(pytest.main(arguments + config["files"], plugins=[reporter]))
+    record = {"token": config["token"], "exit_code": code, "reported": list(reporter.reported)}
+    with open(record_path + ".new", "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.rename(record_path + ".new", record_path)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
