@@ -1,0 +1,325 @@
+"""Sandboxes in Docker containers: hardened, labelled, pooled where a reset is possible.
+
+Invariants:
+- A container has no network, no capability, no way to gain privileges, and limits on memory (no swap), processors,
+  processes and file size; its log driver is off, since output would grow the host's disk.
+- With `read_only` nothing but memory file systems can be written, /dev included: what `Driver.reset` empties is all
+  there is. POSIX message queues have no quota, and System V objects make a reset fail.
+- PID 1 ignores every signal from inside, so that no command can end its container.
+- No container outlives its owner for long: `close` and the exit of the process remove all, and what a killed process
+  left is removed by the next backend that opens (`reap`).
+- At most 2 x processors containers start at a time: more would slow one another down.
+"""
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from agentenv.errors import MissingExtraError, SandboxError, UsageError
+
+from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, Sandbox, SandboxSpec, as_bytes
+from .driver import OUTPUT_FOLDER, RESET_MOUNTS, Driver, engine_errors
+from .images import ensure_base_image
+from .labels import OWNER, SANDBOX, is_abandoned, owner_filter, owner_labels
+from .pool import WarmPool
+
+__all__ = ["DockerBackend", "DockerSandbox", "connect"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ENGINE_TIMEOUT_S = 60
+PROBE_TIMEOUT_S = 5
+PARALLEL_REMOVALS = 8
+CHANNEL_MB = 34
+"""Size of the memory file system of the driver channel: 32 MiB of output and the driver's own program."""
+SHM_MB = 16
+FILE_BYTES = 1_000_000_000
+"""Size limit of one file in a container whose root is writable."""
+KILLS_BEFORE_RECYCLING = 2
+"""Commands killed in a row (exit code 137: out of memory, mostly) after which a container is not used again."""
+
+_PID_1 = "trap '' HUP INT QUIT TERM USR1 USR2; exec 3<> <(:); while :; do read -r -u 3 _; done"
+
+
+def connect() -> Any:
+    """A Docker client, after the engine has answered.
+
+    Raises:
+        MissingExtraError: the Docker SDK is not installed.
+        UsageError: no engine answers.
+    """
+    try:
+        import docker
+    except ImportError as error:
+        raise MissingExtraError("docker", "docker") from error
+    import requests
+
+    try:
+        probe = docker.from_env(timeout=PROBE_TIMEOUT_S)
+        probe.ping()
+        probe.close()
+        return docker.from_env(timeout=ENGINE_TIMEOUT_S, max_pool_size=64)
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise UsageError(f"sandbox='docker': no Docker engine answers ({error})") from error
+
+
+class DockerSandbox:
+    """A container with its driver channel; see `Sandbox`."""
+
+    kind = "docker"
+
+    def __init__(self, api: Any, container_id: str, spec: SandboxSpec, on_close: Callable[["DockerSandbox"], None]):
+        self.id = container_id[:12]
+        self.container_id = container_id
+        self.spec = spec
+        self._on_close = on_close
+        self._kills = 0
+        self._broken = False
+        self._closed = False
+        self._driver = Driver(api, container_id, spec, f"sandbox {self.id}")
+
+    @property
+    def reusable(self) -> bool:
+        """True where a reset is worth trying."""
+        return self.spec.read_only and not (self._broken or self._closed or self._kills >= KILLS_BEFORE_RECYCLING)
+
+    def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
+        if timeout_s <= 0 or half_bytes < 1:
+            raise ValueError(f"timeout_s={timeout_s!r}, half_bytes={half_bytes!r}: both must be positive")
+        result = self._guard(lambda: self._driver.run(command, timeout_s, half_bytes))
+        self._kills = self._kills + 1 if result.exit_code == EXIT_KILLED else 0
+        return result
+
+    def write_files(self, files: Mapping[str, str | bytes]) -> None:
+        content = as_bytes(files)
+        self._guard(lambda: self._driver.write(content))
+
+    def read_file(self, path: str, *, max_bytes: int = 1_000_000) -> bytes:
+        return self._guard(lambda: self._driver.read(path, max_bytes))
+
+    def reset(self, files: Mapping[str, str | bytes] | None = None) -> None:
+        if not self.spec.read_only:
+            raise SandboxError(f"sandbox {self.id}: only a sandbox with read_only=True can be reset")
+        content = as_bytes(files or {})
+        self._guard(lambda: self._driver.reset(content))
+        self._kills = 0
+
+    def alive(self) -> bool:
+        """True where the driver answers."""
+        return not (self._broken or self._closed) and self._driver.ping()
+
+    def close(self) -> None:
+        if not self._closed:
+            self.detach()
+            self._on_close(self)
+
+    def detach(self) -> None:
+        """Close the channel and leave the container to the backend."""
+        self._closed = True
+        self._driver.close()
+
+    def _guard(self, action: Callable[[], T]) -> T:
+        """Run a request; after a `SandboxError` the container is never used again."""
+        if self._closed or self._broken:
+            raise SandboxError(f"sandbox {self.id} is {'closed' if self._closed else 'broken'}")
+        try:
+            return action()
+        except SandboxError:
+            self._broken = True
+            raise
+
+
+class DockerBackend:
+    """Sandboxes from the Docker engine that the environment names (DOCKER_HOST, or the local socket).
+
+    Args:
+        client: a `docker.DockerClient`; by default one from the environment.
+        max_starting: how many containers may be starting at a time.
+
+    Raises:
+        UsageError: no engine answers.
+    """
+
+    kind = "docker"
+
+    def __init__(self, client: Any = None, *, max_starting: int | None = None) -> None:
+        self._client = client if client is not None else connect()
+        self._api = self._client.api
+        self._starting = threading.BoundedSemaphore(max_starting or 2 * (os.cpu_count() or 1))
+        self._image_lock = threading.Lock()
+        self._base_image: str | None = None
+        self._pool: WarmPool[DockerSandbox] = WarmPool()
+        self._closed = False
+        self.reap()
+
+    @property
+    def client(self) -> Any:
+        """The `docker.DockerClient`, for building images."""
+        return self._client
+
+    def acquire(self, spec: SandboxSpec) -> DockerSandbox:
+        if self._closed:
+            raise SandboxError("the sandbox backend is closed")
+        while (sandbox := self._pool.take(spec)) is not None:
+            if sandbox.alive():
+                return sandbox
+            logger.warning("sandbox %s vanished from the pool", sandbox.id)
+            self._discard(sandbox)
+        with self._starting:
+            return self._start(spec)
+
+    def release(self, sandbox: Sandbox) -> None:
+        if not isinstance(sandbox, DockerSandbox):
+            raise TypeError(f"a sandbox of the Docker backend is needed, not {type(sandbox).__name__}")
+        if sandbox.reusable and not self._closed:
+            try:
+                sandbox.reset()
+            except SandboxError as error:
+                logger.warning("%s; the container is thrown away", error)
+            else:
+                if self._pool.put(sandbox.spec, sandbox):
+                    return
+        self._discard(sandbox)
+
+    def left(self) -> int:
+        with engine_errors("listing containers"):
+            return len(self._containers(f"{OWNER}={owner_filter()}"))
+
+    def reap(self) -> int:
+        local = str(self._api.base_url).startswith("http+docker://")
+        with engine_errors("listing containers"):
+            found = self._containers(SANDBOX)
+        dead = [item["Id"] for item in found if is_abandoned(item["Labels"], local_engine=local)]
+        if dead:
+            logger.info("removing %d containers that dead processes left", len(dead))
+        return self._remove(dead)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for sandbox in self._pool.close():
+            sandbox.detach()
+        try:
+            # By label, not from memory: also what a start that failed half-way may have left.
+            with engine_errors("listing containers"):
+                mine = [item["Id"] for item in self._containers(f"{OWNER}={owner_filter()}")]
+            self._remove(mine)
+        finally:
+            self._client.close()
+
+    def _start(self, spec: SandboxSpec) -> DockerSandbox:
+        image = self._image(spec.image)
+        container_id = ""
+        try:
+            with engine_errors(f"creating a container of {image}"):
+                container_id = self._api.create_container(**_settings(self._api, spec, image))["Id"]
+            with engine_errors(f"starting container {container_id[:12]} of {image}"):
+                self._api.start(container_id)
+            return DockerSandbox(self._api, container_id, spec, lambda sandbox: self._remove_one(sandbox.container_id))
+        except BaseException:
+            if container_id:
+                self._remove_one(container_id)
+            raise
+
+    def _image(self, name: str) -> str:
+        from docker.errors import ImageNotFound
+
+        if name == BASE_IMAGE:
+            with self._image_lock:
+                self._base_image = self._base_image or ensure_base_image(self._client)
+                return self._base_image
+        with engine_errors(f"looking for the image {name}"):
+            try:
+                self._api.inspect_image(name)
+            except ImageNotFound:
+                raise UsageError(f"image={name!r}: the Docker engine has no such image; pull or build it first") from None
+        return name
+
+    def _containers(self, label: str) -> list[dict[str, Any]]:
+        return list(self._api.containers(all=True, filters={"label": label}))
+
+    def _discard(self, sandbox: DockerSandbox) -> None:
+        try:
+            sandbox.close()
+        except SandboxError as error:
+            logger.warning("%s", error)
+
+    def _remove(self, container_ids: Iterable[str]) -> int:
+        ids = list(container_ids)
+        if not ids:
+            return 0
+        with ThreadPoolExecutor(PARALLEL_REMOVALS, thread_name_prefix="sandbox-removal") as threads:
+            return sum(threads.map(self._remove_one, ids))
+
+    def _remove_one(self, container_id: str) -> bool:
+        """Remove a container with its volumes; true if it is gone or going. Failures are logged: the reaper retries."""
+        from docker.errors import APIError, NotFound
+
+        try:
+            self._api.remove_container(container_id, force=True, v=True)
+        except NotFound:
+            return True
+        except APIError as error:
+            if error.status_code == 409:  # another removal is under way
+                return True
+            logger.warning("container %s is not removed: %s", container_id[:12], error)
+            return False
+        except Exception as error:
+            logger.warning("container %s is not removed: %s", container_id[:12], error)
+            return False
+        return True
+
+
+def _settings(api: Any, spec: SandboxSpec, image: str) -> dict[str, Any]:
+    """Arguments of `create_container`."""
+    from docker.types import LogConfig, Ulimit
+
+    in_memory = "rw,nosuid,nodev,exec"
+    tmpfs = {OUTPUT_FOLDER: f"{in_memory},size={CHANNEL_MB}m,mode={RESET_MOUNTS[OUTPUT_FOLDER]}"}
+    file_bytes = FILE_BYTES
+    if spec.read_only:
+        file_bytes = max(spec.writable_mb, CHANNEL_MB) << 20
+        tmpfs[spec.workdir] = f"{in_memory},size={spec.writable_mb}m,mode=755"
+        tmpfs["/tmp"] = f"{in_memory},size={spec.writable_mb}m,mode={RESET_MOUNTS['/tmp']}"
+        tmpfs["/dev/shm"] = f"rw,nosuid,nodev,noexec,size={SHM_MB}m,mode={RESET_MOUNTS['/dev/shm']}"
+        # The engine leaves these two writable even under a read-only root.
+        tmpfs["/dev"] = "ro,dev,nosuid,noexec,size=64k,mode=755"
+        tmpfs["/sys/fs/cgroup"] = "ro,nosuid,nodev,noexec,size=64k,mode=755"
+    ulimits = [Ulimit(name="fsize", soft=file_bytes, hard=file_bytes), Ulimit(name="core", soft=0, hard=0)]
+    if spec.read_only:
+        ulimits.append(Ulimit(name="msgqueue", soft=0, hard=0))
+    host = api.create_host_config(
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges:true"],
+        pids_limit=spec.pids,
+        mem_limit=f"{spec.memory_mb}m",
+        memswap_limit=f"{spec.memory_mb}m",
+        nano_cpus=int(spec.cpus * 1e9),
+        read_only=spec.read_only,
+        ipc_mode="none" if spec.read_only else None,
+        init=False,
+        log_config=LogConfig(type=LogConfig.types.NONE),
+        tmpfs=tmpfs,
+        ulimits=ulimits,
+    )
+    return {
+        "image": image,
+        "name": f"agentenv-{uuid.uuid4().hex[:12]}",
+        "command": ["-c", _PID_1],
+        "entrypoint": ["bash"],
+        "hostname": "sandbox",
+        "user": "0:0",
+        "working_dir": spec.workdir,
+        "environment": dict(spec.environment),
+        "labels": owner_labels(),
+        "stop_signal": "SIGKILL",
+        "host_config": host,
+    }

@@ -1,0 +1,311 @@
+"""The host's end of the driver: one bash in the container answers requests over the stream of one `docker exec`.
+
+An exec per command costs 120 to 150 ms and a good deal of CPU in the engine; a request to the driver costs one fork and
+one exec of bash in the container. The other end is `driver.sh`.
+
+Invariants:
+- A command's output goes to a file in memory first, and only head and tail come back: an endless output that went
+  straight into the stream would jam the engine's event queue for that container.
+- Each request has a random tag, and the answer ends with it. A command cannot learn it: the driver is an execute-only
+  copy of bash, so that the kernel denies others its memory, environment and descriptors even to the same user, and the
+  tag is never in an argument.
+- Every wait has a deadline on the host. A channel that is lost (the command killed the driver, or nothing answers) is
+  reopened once after a sweep; if that fails too, the container counts as lost: `SandboxError`, never a hang.
+- The sweep is an exec that is detached and polled: an attached one can wait for ever.
+
+A request is one line "operation tag arguments" and the bytes that it announces; an answer is
+"\\1tag state code total\\1payload\\1tag\\1".
+"""
+
+import logging
+import os
+import shlex
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from typing import Any
+
+from agentenv.errors import SandboxError, SandboxTimeoutError
+
+from .base import EXIT_KILLED, EXIT_TIMED_OUT, CommandResult, SandboxSpec, absolute_path, decode_output
+
+__all__ = ["OUTPUT_FOLDER", "RESET_MOUNTS", "Driver", "engine_errors"]
+
+logger = logging.getLogger(__name__)
+
+OUTPUT_FOLDER = "/run/out"
+"""Memory file system of the channel; `driver.sh` names it too."""
+RESET_MOUNTS = {"/tmp": "1777", "/dev/shm": "1777", OUTPUT_FOLDER: "700"}
+"""Memory file systems of a read_only sandbox besides the workdir (mode 755): path -> mode."""
+
+COMMAND_BYTES = 96 * 1024
+"""A longer command goes by file: the kernel limits an argument to 128 KiB."""
+CHUNK_BYTES = 64 * 1024
+OPEN_TIMEOUT_S = 20.0
+GRACE_S = 5.0
+"""How long past its own limits an answer may take: covers the second between TERM and KILL, and a busy machine."""
+SWEEP_TIMEOUT_S = 8.0
+
+_BOOT = (
+    f'd={OUTPUT_FOLDER}/driver; rm -rf "$d"; set -- IFS= read -r -N %d s "&&" eval \'"$s"\'; '
+    'cp -- "$BASH" "$d" && chmod 111 "$d" && exec -a driver "$d" -p -c "$*"; exec "$BASH" -p -c "$*"'
+)
+_SWEEP = f"kill -KILL -1; chmod 700 {OUTPUT_FOLDER}; rm -rf {OUTPUT_FOLDER}/driver"
+
+
+class ChannelLost(Exception):
+    """The driver does not answer: sweep and reopen once, then treat the container as lost."""
+
+    def __init__(self, reason: str, *, late: bool = False) -> None:
+        super().__init__(reason)
+        self.late = late
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for a request: state word, exit code, bytes in all, and the payload."""
+
+    state: str
+    code: int
+    total: int
+    payload: bytes
+
+
+@contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """Turn what the Docker client raises into `SandboxError`, with the action that failed in the message."""
+    import requests
+    from docker.errors import DockerException
+
+    try:
+        yield
+    except requests.exceptions.Timeout as error:
+        raise SandboxTimeoutError(f"{what}: the Docker engine did not answer in time ({error})") from error
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise SandboxError(f"{what}: {error}") from error
+
+
+class Driver:
+    """The driver channel of one running container.
+
+    Args:
+        api: a `docker.APIClient`.
+        container_id: a container that runs and has `OUTPUT_FOLDER` in memory.
+        spec: what the container was made from.
+        name: for messages.
+
+    Raises:
+        SandboxError: the channel cannot be opened.
+    """
+
+    def __init__(self, api: Any, container_id: str, spec: SandboxSpec, name: str) -> None:
+        self._api = api
+        self._container_id = container_id
+        self._spec = spec
+        self._name = name
+        self._stream: Any = None
+        self._socket: socket.socket | None = None
+        self._raw = bytearray()
+        self._number = 0
+        self._program = _program(spec)
+        self._open()
+
+    def run(self, command: str, timeout_s: float, half_bytes: int) -> CommandResult:
+        """See `Sandbox.run`."""
+        started = time.monotonic()
+        text = command.encode("utf-8", "replace")
+        if b"\0" in text:
+            return CommandResult("bash: the command holds a NUL character", 126, 0, False, 0.0)
+        if len(text) > COMMAND_BYTES:
+            path = f"{OUTPUT_FOLDER}/command"
+            self.write({path: text})
+            text = f"exec bash {path}".encode()
+        for attempt in range(2):
+            self._number += 1
+            request = f"{timeout_s:.3f} {half_bytes} {self._number} {len(text)}\n".encode() + text
+            try:
+                answer = self._ask("run", request, timeout_s + GRACE_S)
+            except ChannelLost as lost:
+                logger.info("%s: %s; sweeping", self._name, lost)
+                answer = self._recover(lost, half_bytes)
+            if answer.state != "refused":
+                break
+            if attempt:
+                raise SandboxError(f"{self._name}: commands can't write their output")
+            self._sweep()  # a command took the output folder away
+        timed_out = answer.state == "late"
+        return CommandResult(
+            output=decode_output(answer.payload, answer.total, half_bytes),
+            exit_code=EXIT_TIMED_OUT if timed_out else answer.code,
+            total_bytes=answer.total,
+            timed_out=timed_out,
+            duration_s=time.monotonic() - started,
+        )
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write files; see `Sandbox.write_files`."""
+        answer = self._ask_again("write", *_entries(files, self._spec.workdir))
+        if answer.state != "ok":
+            raise OSError(f"{self._name}: cannot write {answer.payload.decode('utf-8', 'replace').strip()}")
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """Read a file; see `Sandbox.read_file`."""
+        name = absolute_path(path, self._spec.workdir).encode("utf-8", "surrogateescape")
+        answer = self._ask_again("read", f"{max_bytes} {len(name)}\n".encode() + name, max_bytes)
+        if answer.state != "ok":
+            raise FileNotFoundError(f"{self._name}: no readable file {path!r}")
+        return answer.payload
+
+    def reset(self, files: Mapping[str, bytes]) -> None:
+        """Kill every process, empty the writable mounts and write files, in one round trip.
+
+        Raises:
+            SandboxError: something was left over or does not answer; the container must not be used again.
+        """
+        request, size = _entries(files, self._spec.workdir)
+        try:
+            answer = self._ask("reset", request, _transfer_s(size))
+        except ChannelLost as lost:
+            raise SandboxError(f"{self._name}: reset failed: {lost}") from None
+        self._number = 0
+        if answer.state != "ok":
+            raise SandboxError(f"{self._name}: reset failed: {answer.payload.decode('utf-8', 'replace').strip()[:500]}")
+
+    def ping(self) -> bool:
+        """True where the driver answers at once."""
+        try:
+            return self._ask("ping", b"\n", GRACE_S).state == "ok"
+        except ChannelLost:
+            return False
+
+    def close(self) -> None:
+        """Drop the channel; the driver ends at the end of its input."""
+        if self._socket is not None:
+            self._socket.close()
+            self._stream.close()
+            self._socket = self._stream = None
+        self._raw.clear()
+
+    def _open(self) -> None:
+        self.close()
+        boot = _BOOT % len(self._program)
+        with engine_errors(f"{self._name}: opening the driver channel"):
+            created = self._api.exec_create(
+                self._container_id, ["bash", "-p", "-c", boot], stdin=True, stdout=True, stderr=False, user="0:0"
+            )
+            self._stream = self._api.exec_start(created["Id"], socket=True)
+        self._socket = getattr(self._stream, "_sock", self._stream)
+        try:
+            self._send(self._program, time.monotonic() + OPEN_TIMEOUT_S)
+            self._ask("ping", b"\n", OPEN_TIMEOUT_S)
+        except ChannelLost as lost:
+            self.close()
+            raise SandboxError(f"{self._name}: the driver does not start: {lost}") from None
+
+    def _sweep(self) -> None:
+        """Kill everything but PID 1, escaped sessions included, and open a new channel."""
+        self.close()
+        with engine_errors(f"{self._name}: sweeping"):
+            created = self._api.exec_create(self._container_id, ["bash", "-p", "-c", _SWEEP], user="0:0")
+            self._api.exec_start(created["Id"], detach=True)
+            deadline = time.monotonic() + SWEEP_TIMEOUT_S
+            while self._api.exec_inspect(created["Id"])["Running"]:
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"{self._name}: the container does not answer")
+                time.sleep(0.02)
+        self._open()
+
+    def _recover(self, lost: ChannelLost, half_bytes: int) -> Answer:
+        """Reopen the channel after a command broke it, and fetch what the command wrote until then."""
+        self._sweep()
+        state, code = ("late", EXIT_TIMED_OUT) if lost.late else ("ok", EXIT_KILLED)
+        try:
+            answer = self._ask("recover", f"{self._number} {half_bytes}\n".encode(), OPEN_TIMEOUT_S)
+        except ChannelLost as again:
+            raise SandboxError(f"{self._name}: {again}") from None
+        return Answer(state, code, answer.total, answer.payload)
+
+    def _ask_again(self, operation: str, request: bytes, size: int) -> Answer:
+        """`_ask`, and once more over a new channel."""
+        for attempt in range(2):
+            try:
+                return self._ask(operation, request, _transfer_s(size))
+            except ChannelLost as lost:
+                if attempt:
+                    raise SandboxError(f"{self._name}: {operation} failed: {lost}") from None
+                self._sweep()
+        raise AssertionError("unreachable")
+
+    def _ask(self, operation: str, request: bytes, timeout_s: float) -> Answer:
+        tag = os.urandom(8).hex()
+        deadline = time.monotonic() + timeout_s
+        self._send(f"{operation} {tag} ".encode() + request, deadline)
+        text = self._receive(f"\1{tag}\1".encode(), deadline)
+        header, payload = text.split(b"\1", 2)[1:]
+        _, state, code, total = header.split(b" ")
+        return Answer(state.decode(), int(code), int(total), payload)
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        if self._socket is None:
+            raise ChannelLost("the channel is closed")
+        try:
+            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+            self._socket.sendall(data)
+        except TimeoutError:
+            raise ChannelLost("the driver takes no request", late=True) from None
+        except OSError as error:
+            raise ChannelLost(f"the channel broke: {error}") from None
+
+    def _receive(self, end: bytes, deadline: float) -> bytes:
+        """The text of an answer up to its end mark, out of the engine's frames of 8 bytes of header and a payload."""
+        assert self._socket is not None
+        text, raw = bytearray(), self._raw
+        while not text.endswith(end):
+            try:
+                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+                data = self._socket.recv(1 << 18)
+            except TimeoutError:
+                raise ChannelLost("no answer within the deadline", late=True) from None
+            except OSError as error:
+                raise ChannelLost(f"the channel broke: {error}") from None
+            if not data:
+                raise ChannelLost("the channel was closed")
+            raw += data
+            at = 0
+            while len(raw) - at >= 8 and len(raw) - at >= 8 + (size := struct.unpack_from(">I", raw, at + 4)[0]):
+                text += raw[at + 8 : at + 8 + size]
+                at += 8 + size
+            del raw[:at]
+        return bytes(text[: -len(end)])
+
+
+def _transfer_s(size: int) -> float:
+    """A deadline for a request with files of `size` bytes: bash handles well over 1 MB/s, even on a busy machine."""
+    return OPEN_TIMEOUT_S + size / 1e6
+
+
+def _entries(files: Mapping[str, bytes], workdir: str) -> tuple[bytes, int]:
+    """The request that carries files, and its size: number of entries, then each with how, lengths, path and data."""
+    parts: list[bytes] = []
+    for path, content in files.items():
+        name = absolute_path(path, workdir).encode("utf-8", "surrogateescape")
+        for start in range(0, max(len(content), 1), CHUNK_BYTES):
+            data = content[start : start + CHUNK_BYTES].replace(b"\\", b"\\\\").replace(b"\0", b"\\0000")
+            how = "add" if start else "new"
+            parts.append(f"{how} {len(name)} {len(data)}\n".encode() + name + data)
+    request = f"{len(parts)}\n".encode() + b"".join(parts)
+    return request, len(request)
+
+
+def _program(spec: SandboxSpec) -> bytes:
+    """`driver.sh` without its comment lines, with the folders of this specification set."""
+    mounts = {spec.workdir: "755", **RESET_MOUNTS}
+    meta = "\n".join(f"{mode} 0 0 {path}" for path, mode in mounts.items())
+    script = package_files(__package__).joinpath("driver.sh").read_text(encoding="utf-8")
+    lines = [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("# ")]
+    head = [f"ae_work={shlex.quote(spec.workdir)}", f"ae_roots=({shlex.join(mounts)})", f"ae_meta={shlex.quote(meta)}"]
+    return "\n".join(head + lines + [""]).encode()

@@ -1,0 +1,210 @@
+# The driver: one bash per container that runs commands for the host. driver.py has the protocol and the reasons.
+# The host puts ae_work (folder of commands), ae_roots (mounts that a reset empties) and ae_meta (what find prints of
+# them when nobody has touched them) before this text. Nearly all is done by builtins: a fork costs more than the rest.
+
+exec 2>/dev/null
+set -m # every command gets a process group of its own, without an exec of setsid
+umask 022
+cd /
+rm -f /run/out/driver # runs on without its name
+# Handlers, unlike SIG_IGN, are not inherited by commands. PIPE: a dead watchdog must not end this shell. INT: bash ends
+# itself after a command that died of it.
+trap : PIPE INT
+ae_lc_set=${LC_ALL+x} ae_lc=${LC_ALL-}
+unset LC_ALL
+LC_ALL=C # here bytes are characters; not exported, so that commands keep the locale of the image
+exec 8<> <(:) # a pipe that nobody writes: to read it with a limit is to sleep without a fork
+
+ae_sleep() { read -r -t "$1" -u 8 _; }
+
+# Told "pid seconds" when a command starts and one line when it has ended; answers "ok" or "late".
+ae_watch() {
+  local pid limit line
+  while IFS=' ' read -r pid limit; do
+    if IFS= read -r -t "$limit" line; then
+      [[ $line == stopped ]] && kill -KILL -- "-$pid"
+      echo "ok $pid"
+    else
+      kill -TERM -- "-$pid"
+      IFS= read -r -t 1 line || { kill -KILL -- "-$pid" "$pid"; IFS= read -r line; }
+      kill -KILL -- "-$pid"
+      echo "late $pid"
+    fi
+  done
+}
+
+ae_start_watchdog() {
+  exec 3>&- 4<&-
+  coproc AE_WATCH { exec 8<&-; ae_watch; }
+  exec 3>&"${AE_WATCH[1]}" 4<&"${AE_WATCH[0]}"
+}
+
+# $1 state, $2 exit code, $3 bytes in all, $4 payload.
+ae_reply() { printf '\001%s %s %s %s\001%s\001%s\001' "$ae_tag" "$1" "$2" "$3" "${4-}" "$ae_tag"; }
+
+# As ae_reply for a payload from fd 7, whole up to $4 bytes, else $5 from its head and its tail: two external commands.
+ae_reply_file() {
+  printf '\001%s %s %s %s\001' "$ae_tag" "$1" "$2" "$3"
+  if (($3 <= $4)); then head -c "$3" <&7; else head -c "$5" <&7; tail -c "$5" <&7; fi
+  printf '\001%s\001' "$ae_tag"
+}
+
+# $1 seconds, $2 bytes from head and tail each, $3 number of the command, $4 length of the command, which follows.
+ae_run() {
+  local cmd out=/run/out/$3 pid code state total text=
+  IFS= read -r -N "$4" cmd
+  if ! { exec 5>>"$out" 6<"$out" 7<"$out"; }; then
+    ae_reply refused 0 0
+    return
+  fi
+  (
+    echo "$BASHPID $1" >&3
+    if [[ $ae_lc_set ]]; then export LC_ALL="$ae_lc"; else unset LC_ALL; fi
+    cd -- "$ae_work"
+    unset OLDPWD
+    exec bash -c "$cmd" </dev/null >&5 2>&1 3>&- 4<&- 5>&- 6<&- 7<&- 8<&-
+  )
+  code=$?
+  # A stopped command has not ended, and nobody would ever wake it.
+  if ((code >= 147 && code <= 150)); then echo stopped >&3; else echo >&3; fi
+  if ! IFS=' ' read -r -t 5 state pid <&4; then # the command killed or stopped the watchdog
+    kill -KILL "$AE_WATCH_PID"
+    ae_start_watchdog
+    state=ok
+  fi
+  [[ $state == late ]] && ae_kill_since "$pid"
+  IFS=$' \t' read -r _ total </proc/self/fdinfo/5
+  if ((total <= 2 * $2 && total <= 65536)) && { ((total == 0)) || ae_slurp "$total"; }; then
+    ae_reply "$state" "$code" "$total" "$text"
+  else
+    ae_reply_file "$state" "$code" "$total" $((2 * $2)) "$2"
+  fi
+  : >/proc/self/fd/5 # gives the memory back; the name stays taken, so that a process left behind cannot mix its output in
+  exec 5>&- 6<&- 7<&-
+}
+
+# Exactly $1 bytes from fd 6 into text; fails where the file has NUL bytes or another length.
+ae_slurp() {
+  IFS= read -r -N $(($1 + 1)) -u 6 text
+  ((${#text} == $1))
+}
+
+# Kill what started since process $1, sessions that escaped from its group included.
+ae_kill_since() {
+  local round entry alive
+  for ((round = 0; round < 20; round++)); do
+    alive=0
+    for entry in /proc/[0-9]*; do
+      entry=${entry#/proc/}
+      ((entry >= $1 && entry != $$ && entry != AE_WATCH_PID)) && kill -KILL "$entry" && alive=1
+    done
+    ((alive)) || return 0
+    ae_sleep 0.01
+  done
+  kill -KILL -1 # forks faster than one by one can be killed
+  ae_start_watchdog
+}
+
+# What a command can change about this shell from outside (prlimit, renice, chrt, taskset), as one string in REPLY.
+ae_self() {
+  local stat status limits score
+  IFS= read -r stat </proc/self/stat
+  IFS= read -r score </proc/self/oom_score_adj
+  mapfile limits </proc/self/limits
+  mapfile status </proc/self/status
+  [[ ${status[*]} =~ Cpus_allowed_list:[[:space:]]*([0-9,-]+) ]]
+  IFS=' ' read -r -a stat <<<"${stat##*) }"
+  REPLY="${stat[15]} ${stat[16]} ${stat[37]} ${stat[38]} $score ${BASH_REMATCH[1]} ${limits[*]}"
+}
+
+# Back to a new sandbox: $1 files follow. Ends the driver after anything odd, for the container is then thrown away.
+ae_reset() {
+  local round others lines file found mode
+  kill -KILL -1 # at once all but PID 1 and this shell: nothing can fork in between
+  for ((round = 0; ; round++)); do
+    others=(/proc/[0-9]*)
+    ((${#others[@]} <= 2)) && break
+    ((round > 300)) && ae_odd "processes that do not die: ${others[*]#/proc/}"
+    ((round > 5)) && kill -KILL -1 && ae_sleep 0.01
+  done
+  for file in /proc/sysvipc/*; do
+    mapfile lines <"$file"
+    ((${#lines[@]} > 1)) && ae_odd "System V objects left in $file"
+  done
+  ae_self
+  [[ $REPLY == "$ae_self_first" ]] || ae_odd "priority, processors or limits of the driver changed"
+  found=$(find "${ae_roots[@]}" "${ae_find[@]}")
+  if [[ $found != "$ae_meta" ]]; then # folders without permissions stop a root that has no capabilities
+    chmod -R u+rwx "${ae_roots[@]}"
+    found=$(find "${ae_roots[@]}" "${ae_find[@]}")
+    # The modes of the mounts themselves are put back by their first words.
+    while IFS=' ' read -r mode _ _ file; do chmod "$mode" "$file"; done <<<"$ae_meta"
+    found=$(find "${ae_roots[@]}" "${ae_find[@]}")
+    [[ $found == "$ae_meta" ]] || ae_odd "files left, or a mount changed: $found"
+  fi
+  ae_start_watchdog
+  ae_write "$1"
+}
+
+ae_odd() {
+  ae_reply odd 0 0 "$1"
+  exit 1
+}
+
+# $1 files follow, each "how path_length data_length", path, data as for printf %b.
+ae_write() {
+  local i how path_length data_length path folder data failed=
+  for ((i = 0; i < $1; i++)); do
+    data=
+    IFS=' ' read -r how path_length data_length
+    IFS= read -r -N "$path_length" path
+    ((data_length)) && IFS= read -r -N "$data_length" data
+    folder=${path%/*}
+    [[ -z $folder || -d $folder ]] || mkdir -p -- "$folder"
+    if [[ $how == new ]]; then printf %b "$data" >"$path"; else printf %b "$data" >>"$path"; fi || failed+="$path "
+  done
+  if [[ $failed ]]; then ae_reply failed 0 0 "$failed"; else ae_reply ok 0 0; fi
+}
+
+# $1 bytes at most, $2 length of the path, which follows.
+ae_read() {
+  local path
+  IFS= read -r -N "$2" path
+  if [[ -f $path ]] && exec 7<"$path"; then
+    ae_reply_file ok 0 "$1" "$1" 0
+    exec 7<&-
+  else
+    ae_reply missing 0 0
+  fi
+}
+
+# What command $1 wrote before the channel was lost; $2 bytes from head and tail each.
+ae_recover() {
+  local out=/run/out/$1 total
+  if [[ -f $out ]] && exec 7<"$out"; then
+    total=$(stat -L -c %s /dev/fd/7)
+    ae_reply_file ok 0 "${total:-0}" $((2 * $2)) "$2"
+    exec 7<&-
+  else
+    ae_reply missing 0 0
+  fi
+}
+
+ae_find=(\()
+for ae_root in "${ae_roots[@]}"; do ae_find+=(-path "$ae_root" -o); done
+ae_find[-1]=\)
+ae_find+=(-printf '%m %U %G %p\n' -o -delete)
+ae_self
+ae_self_first=$REPLY
+ae_start_watchdog
+
+while IFS=' ' read -r ae_op ae_tag ae_a ae_b ae_c ae_d; do
+  case $ae_op in
+    run) ae_run "$ae_a" "$ae_b" "$ae_c" "$ae_d" ;;
+    reset) ae_reset "$ae_a" ;;
+    write) ae_write "$ae_a" ;;
+    read) ae_read "$ae_a" "$ae_b" ;;
+    recover) ae_recover "$ae_a" "$ae_b" ;;
+    ping) ae_reply ok 0 0 ;;
+  esac
+done
