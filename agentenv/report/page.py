@@ -129,7 +129,7 @@ def render(
         _curves(metrics),
         _counts(summary, counts),
         _transcripts(episodes),
-        _configuration(record, summary),
+        _configuration(record),
     ]
     page_style = resources.files("agentenv.report").joinpath("style.css").read_text("utf-8")
     return (
@@ -266,13 +266,11 @@ def _transcripts(episodes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "".join(parts)
 
 
-def _configuration(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _configuration(record: Mapping[str, Any]) -> str:
     parts = ["<h2>Configuration</h2>"]
-    arguments = summary.get("args") or record.get("args") or {}
-    changed = record.get("changed")
-    if isinstance(changed, list) and changed:
-        parts.append(_table("Set for this run", {name: arguments.get(name) for name in changed}, open_=True))
-    parts.append(_table("All settings", arguments))
+    parts.append(_table("Set by the recipe or on the command line", record.get("args") or {}, open_=True))
+    if record.get("settings"):
+        parts.append(_table("All settings", record["settings"]))
     parts.append(_table("Versions", record.get("versions") or {}))
     return "".join(parts)
 

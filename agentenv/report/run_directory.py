@@ -1,6 +1,6 @@
 """The output directory of a run: what is in it, who may write to it, and how a resumed run goes on with it.
 
-    run.json            arguments, versions and what resuming needs (result before training, seconds so far)
+    run.json            settings, versions and what resuming needs (what the user set, the result before training)
     metrics.jsonl       one line a training step
     trajectories.jsonl  episodes as readable text: phase before, train or after
     summary.json        the result

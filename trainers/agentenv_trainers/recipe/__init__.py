@@ -1,0 +1,38 @@
+"""What the recipes share: options, what a run is made of, its stages, and how it ends.
+
+A recipe is a short script over this: it names environment and default settings and tells the story of a run.
+"""
+
+from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse, parse_json_object
+from agentenv_trainers.recipe.command import run_recipe
+from agentenv_trainers.recipe.experiment import Experiment, Sandboxes
+from agentenv_trainers.recipe.interruption import Interrupted, Interruption
+from agentenv_trainers.recipe.results import evaluation_result, wilson_interval
+from agentenv_trainers.recipe.sources import (
+    EnvFactory,
+    Policy,
+    check_engine,
+    find_environment,
+    load_policy,
+    open_engine,
+)
+
+__all__ = [
+    "EnvFactory",
+    "Experiment",
+    "Interrupted",
+    "Interruption",
+    "Parsed",
+    "Policy",
+    "RecipeArguments",
+    "Sandboxes",
+    "check_engine",
+    "evaluation_result",
+    "find_environment",
+    "load_policy",
+    "open_engine",
+    "parse",
+    "parse_json_object",
+    "run_recipe",
+    "wilson_interval",
+]

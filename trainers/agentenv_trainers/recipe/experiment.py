@@ -1,0 +1,333 @@
+"""A training run from the first evaluation to the report: the part that all recipes share.
+
+    with Experiment("swe_sao", parsed, controller, eval_env=held_out) as experiment:
+        trainer = SAOTrainer(model, config, experiment.rollouts, tokenizer)
+        experiment.evaluate("before")
+        experiment.train(trainer)
+        experiment.evaluate("after")
+    return experiment.exit_code
+
+Invariants:
+- However the block ends (done, interrupted, failed), rollouts and sandboxes are closed, summary.json and
+  report.html say what is known, and the directory's lock is released.
+- A resumed run repeats no finished part: the result before training is kept, training goes on at the last
+  complete checkpoint, and lines that a crashed run wrote after it are dropped.
+- The evaluations before and after play the same tasks, from seeds that training never uses.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+
+from agentenv.report import Progress, RunDirectory, write_report
+from agentenv.report.page import UNISOLATED_WARNING
+from agentenv.report.run_directory import read_lines
+from agentenv.rollout import AsyncController
+from agentenv.trajectory import Trajectory
+from agentenv_trainers.checkpoint import last_complete
+from agentenv_trainers.recipe.arguments import Parsed
+from agentenv_trainers.recipe.interruption import Interrupted, Interruption
+from agentenv_trainers.recipe.results import evaluation_result, settings, versions
+from agentenv_trainers.recipe.rollouts import RecordedRollouts
+from agentenv_trainers.recipe.sources import EnvFactory
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_SEED = 2**31
+"""First task seed of the evaluations, in every run; the seeds that training draws lie below it."""
+PRETRAINING_SEED = 2**31 + 2**30
+"""First task seed of the episodes that pretrain a critic."""
+
+
+class Sandboxes(Protocol):
+    """Where an environment's commands run; an SWE ``SandboxBackend`` is one."""
+
+    @property
+    def kind(self) -> str:
+        """What isolates them."""
+        ...
+
+    def left(self) -> int:
+        """How many still exist."""
+        ...
+
+    def close(self) -> None:
+        """Remove all of them."""
+        ...
+
+
+class Experiment:
+    """One run in its output directory; a context manager around its stages.
+
+    Args:
+        name: of the recipe, shown in the report.
+        parsed: the options; ``config.output_dir`` becomes the folder of checkpoints.
+        controller: plays the training episodes and the evaluations; stopped at the end.
+        eval_env: makes the environment of the evaluations.
+        sandboxes: closed and counted at the end; None where the environment has none.
+
+    Raises:
+        UsageError: on entering, the output directory is in use or holds no run to resume.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parsed: Parsed[Any, Any],
+        controller: AsyncController,
+        *,
+        eval_env: EnvFactory,
+        sandboxes: Sandboxes | None = None,
+    ) -> None:
+        self._name, self._parsed = name, parsed
+        self._arguments, self._config = parsed.arguments, parsed.config
+        self._controller, self._eval_env, self._sandboxes = controller, eval_env, sandboxes
+        self._interruption = Interruption()
+        self._checkpoint: Path | None = None
+        self._step = 0
+        self._after: dict[str, Any] | None = None
+        self.exit_code = 0
+        """What the process should end with."""
+
+    @property
+    def rollouts(self) -> RecordedRollouts:
+        """The source of trajectories to give to the trainer."""
+        return self._rollouts
+
+    def __enter__(self) -> Experiment:
+        try:
+            self._run = self._open_directory()
+        except BaseException:
+            self._controller.stop()
+            self._close_sandboxes()
+            raise
+        self._config.output_dir = str(self._run.checkpoints_path)
+        self._rollouts = RecordedRollouts(self._controller, self._run, self._interruption)
+        self._earlier_s = max(
+            (line.get("seconds") or 0.0 for line in read_lines(self._run.metrics_path)), default=0.0
+        )
+        self._began = time.monotonic()
+        self._interruption.__enter__()
+        self._progress = Progress()
+        self._progress.note(f"output: {self._run.path}")
+        if self._checkpoint is not None:
+            self._progress.note(f"resumed at step {self._step}")
+        if self._sandboxes is not None and self._sandboxes.kind == "local-unisolated":
+            self._progress.note(f"WARNING: {UNISOLATED_WARNING}")
+        return self
+
+    def evaluate(self, phase: str) -> dict[str, Any]:
+        """Play the held-out tasks with the current policy, sampled at temperature 1.
+
+        Args:
+            phase: "before" or "after" training.
+
+        Returns:
+            The result, also kept for the summary.
+        """
+        known: dict[str, Any] | None = self._run.record.get(phase)
+        if known is not None:
+            return known
+        number = self._arguments.eval_episodes
+        trajectories = self._play(f"evaluation {phase}", self._eval_env, EVALUATION_SEED, number)
+        self._run.drop_phase(phase)
+        self._run.log_trajectories(phase, self._step, trajectories)
+        result = evaluation_result(trajectories)
+        self._run.record[phase] = result
+        self._run.save_record()
+        low, high = result["interval"]
+        failed = f", {sum(result['failed'].values())} failed" if result["failed"] else ""
+        self._progress.note(
+            f"held-out success {phase} training: {result['success']:.3f} "
+            f"[{low:.3f}, {high:.3f}] over {result['episodes']} episodes{failed}"
+        )
+        return result
+
+    def pretrain_critic(self, trainer: Any, train_env: EnvFactory) -> None:
+        """Fit the critic to episodes of the starting policy on training tasks, before the first step.
+
+        Args:
+            trainer: has ``pretrain_critic(trajectories)``.
+            train_env: makes the training environment.
+        """
+        number = self._config.value_pretrain_episodes
+        if number == 0 or self._checkpoint is not None:
+            return
+        trajectories = self._play("critic's episodes", train_env, PRETRAINING_SEED, number)
+        self._progress.stage("critic's pretraining", unit="step", total=self._config.value_pretrain_steps)
+        with self._interruption.at_once():
+            report = trainer.pretrain_critic(
+                trajectories,
+                on_progress=lambda step, _, loss: self._progress.update(step, {"loss": f"{loss:.3f}"}),
+            )
+        self._progress.note(
+            f"critic pretrained on {report.trajectories} episodes, "
+            f"explained variance {report.explained_variance:.2f}"
+        )
+
+    def train(self, trainer: Trainer) -> None:
+        """Train to the end (or to the interruption), with checkpoints, and save the model.
+
+        Raises:
+            Interrupted: the user ended the run; its checkpoint is written.
+        """
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(_Recorder(self))
+        total = self._config.max_steps
+        self._progress.stage("training", unit="step", total=total, done=self._step)
+        try:
+            trainer.train(resume_from_checkpoint=str(self._checkpoint) if self._checkpoint else None)
+        except Interrupted:
+            # Raised only while waiting for a batch: all is as the last finished step left it. If the batch had
+            # just come, an older checkpoint is right: one of now would skip that batch's tasks.
+            if not self._rollouts.batch_lost:
+                self._save_checkpoint(trainer)
+            raise
+        self._interruption.check()
+        trainer.save_model(str(self._run.model_path))
+        (self._run.model_path / "training_args.bin").unlink(missing_ok=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        status = "finished" if error is None else "interrupted" if interrupted else "failed"
+        try:
+            self._controller.stop()
+        except Exception:
+            logger.exception("the rollouts did not stop cleanly")
+        left = self._close_sandboxes()
+        summary = {
+            "status": status,
+            "before": self._run.record.get("before"),
+            "after": self._run.record.get("after"),
+            "sandbox": self._sandboxes.kind if self._sandboxes else None,
+            "seconds": round(self._seconds(), 1),
+            "steps": self._step,
+            "episodes": self._controller.counts(),
+            "containers_left": left,
+            "args": self._run.record["args"],
+        }
+        if status == "failed":
+            summary["error"] = f"{type(error).__name__}: {error}"
+        self._run.write_summary(summary)
+        report = write_report(self._run.path)
+        self._run.close()
+        self._progress.note(f"{status} after {self._step} steps; report: {report}")
+        self._progress.close()
+        self._interruption.__exit__()
+        if interrupted:
+            self.exit_code = self._interruption.exit_code if self._interruption.requested else 130
+        return interrupted
+
+    def finished_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Write down and show a finished training step."""
+        self._step = step
+        self._run.log_metrics(step, {**metrics, "seconds": self._seconds()})
+        shown = {
+            label: f"{metrics[name]:.2f}"
+            for name, label in (("reward", "reward"), ("success", "success"), ("staleness_mean", "staleness"))
+            if name in metrics
+        }
+        if "episodes_per_s" in metrics:
+            shown["episodes/s"] = f"{metrics['episodes_per_s']:.1f}"
+        self._progress.update(step, shown)
+
+    @property
+    def interruption(self) -> Interruption:
+        """Whether the user asked the run to end."""
+        return self._interruption
+
+    def _open_directory(self) -> RunDirectory:
+        path = self._config.output_dir
+        options = settings(self._arguments, self._config)
+        told = {*self._parsed.chosen, *settings(self._arguments), "seed"}
+        record = {
+            "name": self._name,
+            "sandbox": self._sandboxes.kind if self._sandboxes else None,
+            "given": {name: value for name, value in self._parsed.given.items() if name != "output_dir"},
+            "args": {name: value for name, value in options.items() if name in told},
+            "settings": options,
+            "versions": versions(),
+        }
+        if not self._arguments.resume:
+            started = datetime.now().astimezone().isoformat(timespec="seconds")
+            return RunDirectory.create(path, {**record, "started": started})
+        run = RunDirectory.resume(path)
+        self._checkpoint = last_complete(run.checkpoints_path)
+        self._step = int(self._checkpoint.name.rpartition("-")[2]) if self._checkpoint else 0
+        run.rewind(self._step)
+        run.record.update(record)
+        run.record.pop("after", None)
+        run.save_record()
+        return run
+
+    def _play(self, stage: str, env: EnvFactory, first_seed: int, number: int) -> list[Trajectory]:
+        self._progress.stage(stage, unit="episode", total=number)
+        done: list[Trajectory] = []
+        began = time.monotonic()
+
+        def show(trajectory: Trajectory) -> None:
+            done.append(trajectory)
+            valid = [item for item in done if not item.failed]
+            self._progress.update(
+                len(done),
+                {
+                    "success": f"{sum(item.success for item in valid) / max(1, len(valid)):.2f}",
+                    "episodes/s": f"{len(done) / max(1e-9, time.monotonic() - began):.1f}",
+                },
+            )
+
+        seeds: Sequence[int] = range(first_seed, first_seed + number)
+        with self._interruption.at_once():
+            return self._controller.evaluate(env, seeds, on_result=show)
+
+    def _save_checkpoint(self, trainer: Trainer) -> None:
+        if self._step > 0 and trainer.model is not None:
+            trainer._save_checkpoint(trainer.model, trial=None)
+
+    def _close_sandboxes(self) -> int:
+        if self._sandboxes is None:
+            return 0
+        try:
+            self._sandboxes.close()
+        except Exception:
+            logger.exception("the sandboxes did not close cleanly")
+        return self._sandboxes.left()
+
+    def _seconds(self) -> float:
+        return self._earlier_s + time.monotonic() - self._began
+
+
+class _Recorder(TrainerCallback):
+    """Hands each finished step to the experiment, and ends training when the user asked for it."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """A training step's numbers; the summary that transformers logs at the end of training is none."""
+        if logs and "train_runtime" not in logs:
+            numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+            self._experiment.finished_step(state.global_step, numbers)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Checkpoint and stop if asked to."""
+        if self._experiment.interruption.requested:
+            control.should_save = True
+            control.should_training_stop = True
