@@ -14,7 +14,9 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     special = ["<|end|>", "<|pad|>"]
-    vocabulary = {token: index for index, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *special])}
+    vocabulary = {
+        token: index for index, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *special])
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

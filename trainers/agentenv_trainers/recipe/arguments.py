@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 from trl.scripts.utils import TrlParser
 
 from agentenv.errors import UsageError

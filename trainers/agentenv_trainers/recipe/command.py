@@ -46,7 +46,7 @@ def _quiet_libraries() -> None:
     """Leave the terminal to the progress line: what remains are warnings of this project and errors."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     transformers.utils.logging.set_verbosity(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     for module in ("transformers", "trl", "accelerate", "torch"):
         logging.getLogger(module).setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
