@@ -61,8 +61,13 @@ class SandboxSpec:
     """Variables that commands see, besides those of the image."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", self.workdir) or posixpath.normpath(self.workdir) != self.workdir:
-            raise UsageError(f"workdir={self.workdir!r}: an absolute path of letters, digits, '.', '_' and '-' is needed")
+        if (
+            not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", self.workdir)
+            or posixpath.normpath(self.workdir) != self.workdir
+        ):
+            raise UsageError(
+                f"workdir={self.workdir!r}: an absolute path of letters, digits, '.', '_' and '-' is needed"
+            )
         top = "/" + self.workdir.split("/")[1]
         if self.read_only and top in ("/tmp", "/run", "/dev", "/proc", "/sys"):
             raise UsageError(f"workdir={self.workdir!r}: with read_only it cannot lie in {top}")
@@ -73,7 +78,9 @@ class SandboxSpec:
             raise UsageError(f"cpus={self.cpus!r}: more than 0 is needed")
 
     def __hash__(self) -> int:
-        return hash((self.image, self.workdir, self.read_only, self.memory_mb, *sorted(self.environment.items())))
+        return hash(
+            (self.image, self.workdir, self.read_only, self.memory_mb, *sorted(self.environment.items()))
+        )
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,7 @@ class SandboxBackend(Protocol):
 
     @property
     def kind(self) -> str:
-        """"docker" or "local-unisolated"."""
+        """ "docker" or "local-unisolated"."""
 
     def acquire(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox in the state of a new one: a warm one from the pool, where the specification allows it.

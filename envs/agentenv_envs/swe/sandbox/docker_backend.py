@@ -74,7 +74,9 @@ class DockerSandbox:
 
     kind = "docker"
 
-    def __init__(self, api: Any, container_id: str, spec: SandboxSpec, on_close: Callable[["DockerSandbox"], None]):
+    def __init__(
+        self, api: Any, container_id: str, spec: SandboxSpec, on_close: Callable[["DockerSandbox"], object]
+    ):
         self.id = container_id[:12]
         self.container_id = container_id
         self.spec = spec
@@ -87,7 +89,9 @@ class DockerSandbox:
     @property
     def reusable(self) -> bool:
         """True where a reset is worth trying."""
-        return self.spec.read_only and not (self._broken or self._closed or self._kills >= KILLS_BEFORE_RECYCLING)
+        return self.spec.read_only and not (
+            self._broken or self._closed or self._kills >= KILLS_BEFORE_RECYCLING
+        )
 
     def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
         if timeout_s <= 0 or half_bytes < 1:
@@ -222,7 +226,9 @@ class DockerBackend:
                 container_id = self._api.create_container(**_settings(self._api, spec, image))["Id"]
             with engine_errors(f"starting container {container_id[:12]} of {image}"):
                 self._api.start(container_id)
-            return DockerSandbox(self._api, container_id, spec, lambda sandbox: self._remove_one(sandbox.container_id))
+            return DockerSandbox(
+                self._api, container_id, spec, lambda sandbox: self._remove_one(sandbox.container_id)
+            )
         except BaseException:
             if container_id:
                 self._remove_one(container_id)
@@ -239,7 +245,9 @@ class DockerBackend:
             try:
                 self._api.inspect_image(name)
             except ImageNotFound:
-                raise UsageError(f"image={name!r}: the Docker engine has no such image; pull or build it first") from None
+                raise UsageError(
+                    f"image={name!r}: the Docker engine has no such image; pull or build it first"
+                ) from None
         return name
 
     def _containers(self, label: str) -> list[dict[str, Any]]:

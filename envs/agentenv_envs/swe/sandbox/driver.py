@@ -57,7 +57,7 @@ _BOOT = (
 _SWEEP = f"kill -KILL -1; chmod 700 {OUTPUT_FOLDER}; rm -rf {OUTPUT_FOLDER}/driver"
 
 
-class ChannelLost(Exception):
+class ChannelLostError(Exception):
     """The driver does not answer: sweep and reopen once, then treat the container as lost."""
 
     def __init__(self, reason: str, *, late: bool = False) -> None:
@@ -129,7 +129,7 @@ class Driver:
             request = f"{timeout_s:.3f} {half_bytes} {self._number} {len(text)}\n".encode() + text
             try:
                 answer = self._ask("run", request, timeout_s + GRACE_S)
-            except ChannelLost as lost:
+            except ChannelLostError as lost:
                 logger.info("%s: %s; sweeping", self._name, lost)
                 answer = self._recover(lost, half_bytes)
             if answer.state != "refused":
@@ -169,17 +169,19 @@ class Driver:
         request, size = _entries(files, self._spec.workdir)
         try:
             answer = self._ask("reset", request, _transfer_s(size))
-        except ChannelLost as lost:
+        except ChannelLostError as lost:
             raise SandboxError(f"{self._name}: reset failed: {lost}") from None
         self._number = 0
         if answer.state != "ok":
-            raise SandboxError(f"{self._name}: reset failed: {answer.payload.decode('utf-8', 'replace').strip()[:500]}")
+            raise SandboxError(
+                f"{self._name}: reset failed: {answer.payload.decode('utf-8', 'replace').strip()[:500]}"
+            )
 
     def ping(self) -> bool:
         """True where the driver answers at once."""
         try:
             return self._ask("ping", b"\n", GRACE_S).state == "ok"
-        except ChannelLost:
+        except ChannelLostError:
             return False
 
     def close(self) -> None:
@@ -195,14 +197,19 @@ class Driver:
         boot = _BOOT % len(self._program)
         with engine_errors(f"{self._name}: opening the driver channel"):
             created = self._api.exec_create(
-                self._container_id, ["bash", "-p", "-c", boot], stdin=True, stdout=True, stderr=False, user="0:0"
+                self._container_id,
+                ["bash", "-p", "-c", boot],
+                stdin=True,
+                stdout=True,
+                stderr=False,
+                user="0:0",
             )
             self._stream = self._api.exec_start(created["Id"], socket=True)
         self._socket = getattr(self._stream, "_sock", self._stream)
         try:
             self._send(self._program, time.monotonic() + OPEN_TIMEOUT_S)
             self._ask("ping", b"\n", OPEN_TIMEOUT_S)
-        except ChannelLost as lost:
+        except ChannelLostError as lost:
             self.close()
             raise SandboxError(f"{self._name}: the driver does not start: {lost}") from None
 
@@ -219,13 +226,13 @@ class Driver:
                 time.sleep(0.02)
         self._open()
 
-    def _recover(self, lost: ChannelLost, half_bytes: int) -> Answer:
+    def _recover(self, lost: ChannelLostError, half_bytes: int) -> Answer:
         """Reopen the channel after a command broke it, and fetch what the command wrote until then."""
         self._sweep()
         state, code = ("late", EXIT_TIMED_OUT) if lost.late else ("ok", EXIT_KILLED)
         try:
             answer = self._ask("recover", f"{self._number} {half_bytes}\n".encode(), OPEN_TIMEOUT_S)
-        except ChannelLost as again:
+        except ChannelLostError as again:
             raise SandboxError(f"{self._name}: {again}") from None
         return Answer(state, code, answer.total, answer.payload)
 
@@ -234,7 +241,7 @@ class Driver:
         for attempt in range(2):
             try:
                 return self._ask(operation, request, _transfer_s(size))
-            except ChannelLost as lost:
+            except ChannelLostError as lost:
                 if attempt:
                     raise SandboxError(f"{self._name}: {operation} failed: {lost}") from None
                 self._sweep()
@@ -251,14 +258,14 @@ class Driver:
 
     def _send(self, data: bytes, deadline: float) -> None:
         if self._socket is None:
-            raise ChannelLost("the channel is closed")
+            raise ChannelLostError("the channel is closed")
         try:
             self._socket.settimeout(max(0.01, deadline - time.monotonic()))
             self._socket.sendall(data)
         except TimeoutError:
-            raise ChannelLost("the driver takes no request", late=True) from None
+            raise ChannelLostError("the driver takes no request", late=True) from None
         except OSError as error:
-            raise ChannelLost(f"the channel broke: {error}") from None
+            raise ChannelLostError(f"the channel broke: {error}") from None
 
     def _receive(self, end: bytes, deadline: float) -> bytes:
         """The text of an answer up to its end mark, out of the engine's frames of 8 bytes of header and a payload."""
@@ -269,14 +276,16 @@ class Driver:
                 self._socket.settimeout(max(0.01, deadline - time.monotonic()))
                 data = self._socket.recv(1 << 18)
             except TimeoutError:
-                raise ChannelLost("no answer within the deadline", late=True) from None
+                raise ChannelLostError("no answer within the deadline", late=True) from None
             except OSError as error:
-                raise ChannelLost(f"the channel broke: {error}") from None
+                raise ChannelLostError(f"the channel broke: {error}") from None
             if not data:
-                raise ChannelLost("the channel was closed")
+                raise ChannelLostError("the channel was closed")
             raw += data
             at = 0
-            while len(raw) - at >= 8 and len(raw) - at >= 8 + (size := struct.unpack_from(">I", raw, at + 4)[0]):
+            while len(raw) - at >= 8 and len(raw) - at >= 8 + (
+                size := struct.unpack_from(">I", raw, at + 4)[0]
+            ):
                 text += raw[at + 8 : at + 8 + size]
                 at += 8 + size
             del raw[:at]
@@ -307,5 +316,9 @@ def _program(spec: SandboxSpec) -> bytes:
     meta = "\n".join(f"{mode} 0 0 {path}" for path, mode in mounts.items())
     script = package_files(__package__).joinpath("driver.sh").read_text(encoding="utf-8")
     lines = [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("# ")]
-    head = [f"ae_work={shlex.quote(spec.workdir)}", f"ae_roots=({shlex.join(mounts)})", f"ae_meta={shlex.quote(meta)}"]
+    head = [
+        f"ae_work={shlex.quote(spec.workdir)}",
+        f"ae_roots=({shlex.join(mounts)})",
+        f"ae_meta={shlex.quote(meta)}",
+    ]
     return "\n".join(head + lines + [""]).encode()

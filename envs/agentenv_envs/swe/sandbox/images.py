@@ -82,7 +82,14 @@ IMPORT_CHANGES = (
     "WORKDIR /work",
     'CMD ["bash"]',
 )
-DROPPED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
+DROPPED = (
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+)
 
 REGISTRY_TIMEOUT_S = 8
 BUILD_TIMEOUT_S = 1800
@@ -92,7 +99,9 @@ Progress = Callable[[str], None]
 
 def base_image_tag() -> str:
     """`agentenv/sandbox:<hash of the recipe>`; the same on every machine with the same version of agentenv."""
-    recipe = "\0".join([SANDBOX_DOCKERFILE, DEBIAN_SUITE, *DEBIAN_PACKAGES, GIT_CONFIG, *IMPORT_CHANGES, *DROPPED])
+    recipe = "\0".join(
+        [SANDBOX_DOCKERFILE, DEBIAN_SUITE, *DEBIAN_PACKAGES, GIT_CONFIG, *IMPORT_CHANGES, *DROPPED]
+    )
     return f"{BASE_REPOSITORY}:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -116,7 +125,9 @@ def ensure_base_image(client: Any, *, progress: Progress | None = None) -> str:
     return tag
 
 
-def build_image(client: Any, tag: str, files: Mapping[str, bytes], dockerfile: str, *, timeout_s: int = 1800) -> str:
+def build_image(
+    client: Any, tag: str, files: Mapping[str, bytes], dockerfile: str, *, timeout_s: int = 1800
+) -> str:
     """Build an image from files held in memory, without any network, and return its tag.
 
     Args:
@@ -129,7 +140,9 @@ def build_image(client: Any, tag: str, files: Mapping[str, bytes], dockerfile: s
     Raises:
         SandboxError: a step of the build failed; the message ends with the last lines of its output.
     """
-    return _docker_build(client, tag, files, dockerfile, network="none", timeout_s=timeout_s, progress=logger.debug)
+    return _docker_build(
+        client, tag, files, dockerfile, network="none", timeout_s=timeout_s, progress=logger.debug
+    )
 
 
 def _build_base(client: Any, tag: str, progress: Progress) -> None:
@@ -137,7 +150,13 @@ def _build_base(client: Any, tag: str, progress: Progress) -> None:
         if _registry_answers(client):
             progress(f"building {tag} from {UPSTREAM_IMAGE}")
             _docker_build(
-                client, tag, {}, SANDBOX_DOCKERFILE, network=None, timeout_s=BUILD_TIMEOUT_S, progress=progress
+                client,
+                tag,
+                {},
+                SANDBOX_DOCKERFILE,
+                network=None,
+                timeout_s=BUILD_TIMEOUT_S,
+                progress=progress,
             )
             return
         reason = f"no registry answers for {UPSTREAM_IMAGE}"
@@ -155,7 +174,9 @@ def _has_image(client: Any, tag: str) -> bool:
     except ImageNotFound:
         return False
     except (APIError, OSError) as error:
-        raise SandboxError(f"the Docker engine cannot tell whether it has the image {tag}: {error}") from error
+        raise SandboxError(
+            f"the Docker engine cannot tell whether it has the image {tag}: {error}"
+        ) from error
     return True
 
 
@@ -242,7 +263,13 @@ def _import_debian(client: Any, tag: str, progress: Progress, reason: str) -> No
         raise UsageError(f"cannot make the base image {tag}: {reason}, and debootstrap needs root")
     with tempfile.TemporaryDirectory(prefix="agentenv-image-") as folder:
         root = Path(folder) / "root"
-        command = [tool, "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}", DEBIAN_SUITE, str(root)]
+        command = [
+            tool,
+            "--variant=minbase",
+            f"--include={','.join(DEBIAN_PACKAGES)}",
+            DEBIAN_SUITE,
+            str(root),
+        ]
         mirror = _debian_mirror()
         _run_with_progress([*command, mirror] if mirror else command, progress, tag)
         _trim(root)
@@ -268,7 +295,12 @@ def _run_with_progress(command: list[str], progress: Progress, tag: str) -> None
     lines: list[str] = []
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -298,7 +330,17 @@ def _import_tree(client: Any, root: Path, tag: str) -> None:
     from docker.errors import DockerException
 
     repository, _, version = tag.rpartition(":")
-    command = ["tar", "--numeric-owner", "-C", str(root), "--exclude=./dev/*", "--exclude=./proc/*", "-cf", "-", "."]
+    command = [
+        "tar",
+        "--numeric-owner",
+        "-C",
+        str(root),
+        "--exclude=./dev/*",
+        "--exclude=./proc/*",
+        "-cf",
+        "-",
+        ".",
+    ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as tar:
         try:
             client.api.import_image_from_stream(
@@ -308,7 +350,9 @@ def _import_tree(client: Any, root: Path, tag: str) -> None:
             tar.kill()
             raise SandboxError(f"docker import of the image {tag} failed: {error}") from error
     if tar.returncode != 0 or not _has_image(client, tag):
-        raise SandboxError(f"docker import of the image {tag} failed: tar ended with exit code {tar.returncode}")
+        raise SandboxError(
+            f"docker import of the image {tag} failed: tar ended with exit code {tar.returncode}"
+        )
 
 
 @contextlib.contextmanager

@@ -24,12 +24,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from agentenv.errors import SandboxError, UsageError
 
-from .base import BASE_IMAGE, EXIT_TIMED_OUT, CommandResult, Sandbox, SandboxSpec
-from .base import absolute_path, as_bytes, decode_output
+from .base import (
+    BASE_IMAGE,
+    EXIT_TIMED_OUT,
+    CommandResult,
+    Sandbox,
+    SandboxSpec,
+    absolute_path,
+    as_bytes,
+    decode_output,
+)
 
 __all__ = ["LocalBackend", "LocalSandbox"]
 
@@ -172,7 +181,14 @@ class LocalSandbox:
         )
 
     def _environment(self) -> dict[str, str]:
-        folders = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+        folders = [
+            str(Path(sys.executable).parent),
+            "/usr/local/bin",
+            "/usr/bin",
+            "/bin",
+            "/usr/sbin",
+            "/sbin",
+        ]
         return {
             "PATH": os.pathsep.join(folders),
             "LANG": "C.UTF-8",
@@ -205,7 +221,8 @@ class LocalBackend:
         if not _warned.is_set():
             _warned.set()
             logger.warning(
-                "sandbox=%r ISOLATES NOTHING: the commands of the agent run with all the rights of this user", KIND
+                "sandbox=%r ISOLATES NOTHING: the commands of the agent run with all the rights of this user",
+                KIND,
             )
         self._lock = threading.Lock()
         self._open: set[LocalSandbox] = set()
@@ -215,7 +232,9 @@ class LocalBackend:
 
     def acquire(self, spec: SandboxSpec) -> LocalSandbox:
         if spec.image != BASE_IMAGE and not spec.read_only:
-            raise UsageError(f"image={spec.image!r}: a sandbox of kind {KIND!r} has no images; use sandbox='docker'")
+            raise UsageError(
+                f"image={spec.image!r}: a sandbox of kind {KIND!r} has no images; use sandbox='docker'"
+            )
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox backend is closed")
@@ -235,7 +254,11 @@ class LocalBackend:
         count = 0
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
             owner = folder.name[len(PREFIX) :].split("-")[0]
-            if owner.isdigit() and not Path(f"/proc/{owner}").exists() and folder.stat().st_uid == os.geteuid():
+            if (
+                owner.isdigit()
+                and not Path(f"/proc/{owner}").exists()
+                and folder.stat().st_uid == os.geteuid()
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
                 count += 1
         return count
@@ -255,23 +278,23 @@ class LocalBackend:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     _kill(os.killpg, process.pid, signal.SIGTERM)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        pass
     _kill(os.killpg, process.pid)
     process.wait()
 
 
 def _kill(how: Callable[[int, int], None], pid: int, number: int = signal.SIGKILL) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         how(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _own_processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and int(entry.name) != os.getpid()]
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and int(entry.name) != os.getpid()
+    ]
 
 
 def _environment_of(pid: int) -> list[bytes]:
