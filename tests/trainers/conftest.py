@@ -1,0 +1,141 @@
+"""Tiny models, a tokenizer and trajectories for the trainers' tests."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from tokenizers import Tokenizer, models  # noqa: E402
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+from agentenv.trajectory import Trajectory  # noqa: E402
+from agentenv_trainers import SAOConfig, SAOTrainer  # noqa: E402
+from agentenv_trainers.testing import ReplayController  # noqa: E402
+
+VOCABULARY = 24
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t0")
+
+
+@pytest.fixture
+def make_policy() -> Callable[..., Qwen3ForCausalLM]:
+    """A random Qwen3 of about 10,000 parameters."""
+
+    def make(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
+        torch.manual_seed(seed)
+        settings: dict[str, Any] = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size": 48,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 256,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+        }
+        return Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes}))
+
+    return make
+
+
+@pytest.fixture
+def make_trajectories() -> Callable[..., list[Trajectory]]:
+    """Random episodes of several turns; the same seed gives the same ones."""
+
+    def make(count: int, seed: int = 0, *, truncated: bool = False, version: int = 0) -> list[Trajectory]:
+        rng = random.Random(seed)
+        return [_episode(rng, f"{seed}-{i}", truncated, version) for i in range(count)]
+
+    return make
+
+
+def _episode(rng: random.Random, name: str, truncated: bool, version: int) -> Trajectory:
+    completion: list[int] = []
+    mask: list[bool] = []
+    turns = rng.randint(1, 3)
+    for turn in range(turns):
+        for is_action, length in ((True, rng.randint(1, 5)), (False, rng.randint(1, 4))):
+            if is_action or turn < turns - 1 or rng.random() < 0.5:
+                completion += [rng.randrange(VOCABULARY) for _ in range(length)]
+                mask += [is_action] * length
+    return Trajectory(
+        prompt_ids=[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))],
+        completion_ids=completion,
+        rollout_logprobs=[min(-0.01, -3.2 + rng.gauss(0, 0.5)) if m else 0.0 for m in mask],
+        action_mask=mask,
+        policy_versions=[version if m else -1 for m in mask],
+        reward=float(rng.random() < 0.5),
+        terminated=not truncated,
+        truncated=truncated,
+        end_reason="max_turns" if truncated else "terminated",
+        episode_id=name,
+        start_version=version,
+        turns=turns,
+    )
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., SAOConfig]:
+    def make(**changes: Any) -> SAOConfig:
+        settings: dict[str, Any] = {
+            "output_dir": str(tmp_path / "run"),
+            "per_device_train_batch_size": 8,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "disable_tqdm": True,
+            "max_grad_norm": 0.0,
+        }
+        return SAOConfig(**{**settings, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(
+    make_policy: Callable[..., Qwen3ForCausalLM],
+    make_config: Callable[..., SAOConfig],
+    make_trajectories: Callable[..., list[Trajectory]],
+    tokenizer: PreTrainedTokenizerFast,
+) -> Callable[..., SAOTrainer]:
+    """A trainer on random episodes (those of step n have seed n); keyword arguments are settings."""
+
+    def make(
+        *, controller: Any = None, callbacks: Any = (), policy: Any = None, **changes: Any
+    ) -> SAOTrainer:
+        config = make_config(**changes)
+        source = controller or ReplayController(
+            lambda step: make_trajectories(config.trajectories_per_step, seed=step, version=step)
+        )
+        return SAOTrainer(policy or make_policy(), config, source, tokenizer, callbacks=callbacks)
+
+    return make

@@ -1,0 +1,235 @@
+"""Trajectories as tensors.
+
+Invariants:
+
+* A row is one unbroken token sequence, prompt and completion without a gap, padded on the right only: under a
+  causal mask no token sees the padding, and no position is wasted between prompt and completion.
+* Rows lie in the order of their episodes and the segments of an episode in the order of time, so the action
+  tokens of an episode, read row by row, are in the order in which the policy wrote them. ``pad_episodes``
+  relies on it.
+* The reward of an episode belongs to its last action token, also where observation tokens follow.
+* What is not trained (failed, dropped or without action tokens) is not in the batch at all; it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentenv.trajectory import Trajectory
+
+Truncation = Literal["bootstrap", "zero", "drop"]
+"""Episodes that were cut off: the critic's value follows their end; nothing follows; they are not trained."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some rows of a batch, trimmed to the longest of them."""
+
+    rows: Tensor
+    """[b] indices into the batch."""
+    input_ids: Tensor
+    """[b, t]."""
+    attention_mask: Tensor
+    """[b, t] bool, true on real tokens."""
+    action_mask: Tensor
+    """[b, t] bool, true on trained tokens; column 0 is never one."""
+    token_index: Tensor
+    """[n] where the trained tokens, read row by row, lie in the flat order of the batch."""
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """R rows of E episodes with N trained tokens in all."""
+
+    input_ids: Tensor
+    """[R, T] right-padded."""
+    lengths: Tensor
+    """[R] real tokens of each row."""
+    action_mask: Tensor
+    """[R, T] bool, true where the policy sampled the token."""
+    rollout_logprobs: Tensor
+    """[N] float32 log-probs the engine reported, flat."""
+    policy_versions: Tensor
+    """[N] version of the weights that sampled each token, flat."""
+    token_counts: Tensor
+    """[E] trained tokens of each episode, all at least 1."""
+    last_rows: Tensor
+    """[E] row that holds the end of each episode."""
+    rewards: Tensor
+    """[E] float32."""
+    truncated: Tensor
+    """[E] bool: cut off, and its end is to be bootstrapped."""
+    step_ids: Tensor
+    """[N] number of the action within its episode that each token belongs to, flat."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Trajectories left out, by reason."""
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.input_ids.size(0)
+
+    @property
+    def num_tokens(self) -> int:
+        """N, the trained tokens."""
+        return self.rollout_logprobs.numel()
+
+    def micro_batches(self, count: int) -> list[MicroBatch]:
+        """The rows in ``count`` parts of near-equal size, longest rows first, so that little of a part is
+        padding.
+
+        With fewer rows than parts the last parts are empty of trained tokens: they hold one short row, so
+        that every part can go through a forward and a backward pass.
+        """
+        order = torch.argsort(self.lengths, descending=True, stable=True)
+        offsets = self.action_mask.sum(dim=1).cumsum(0) - self.action_mask.sum(dim=1)
+        parts = []
+        for rows in torch.tensor_split(order, count):
+            is_empty = rows.numel() == 0
+            if is_empty:
+                rows = order[-1:]
+            width = 2 if is_empty else int(self.lengths[rows].max())
+            columns = torch.arange(width, device=self.input_ids.device)
+            mask = self.action_mask[rows, :width]
+            if is_empty:
+                mask = torch.zeros_like(mask)
+            index = offsets[rows].unsqueeze(1) + mask.cumsum(dim=1) - 1
+            parts.append(
+                MicroBatch(
+                    rows=rows,
+                    input_ids=self.input_ids[rows, :width],
+                    attention_mask=columns < self.lengths[rows].unsqueeze(1),
+                    action_mask=mask,
+                    token_index=index[mask],
+                )
+            )
+        return parts
+
+    def pad_episodes(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] values of the trained tokens as [E, L] per episode, and the [E, L] mask of the real ones."""
+        width = int(self.token_counts.max()) if self.token_counts.numel() else 0
+        mask = torch.arange(width, device=flat.device) < self.token_counts.unsqueeze(1)
+        return flat.new_zeros(mask.shape).masked_scatter(mask, flat), mask
+
+    def spread(self, flat: Tensor) -> Tensor:
+        """[N] values of the trained tokens as [R, T], zero elsewhere."""
+        return flat.new_zeros(self.action_mask.shape).masked_scatter(self.action_mask, flat)
+
+
+def collate(
+    trajectories: Sequence[Trajectory],
+    *,
+    pad_token_id: int,
+    truncation: Truncation,
+    device: torch.device | str = "cpu",
+) -> TrajectoryBatch:
+    """Build a batch.
+
+    Args:
+        trajectories: finished episodes; one that forked contributes one row per segment and counts as one
+            episode.
+        pad_token_id: filler of the right padding.
+        truncation: what becomes of episodes that were cut off.
+        device: where the tensors live.
+
+    Raises:
+        ValueError: a trajectory breaks its invariants, has an empty prompt, or none was given.
+    """
+    if not trajectories:
+        raise ValueError("no trajectories to build a batch from")
+    dropped: dict[str, int] = {}
+    episodes: list[list[Trajectory]] = []
+    for trajectory in trajectories:
+        trajectory.validate()
+        reason = _reason_to_drop(trajectory, truncation)
+        if reason is None:
+            episodes.append(trajectory.split())
+        else:
+            dropped[reason] = dropped.get(reason, 0) + 1
+    rows = [segment for segments in episodes for segment in segments]
+    if not rows:
+        rows = [_stub(trajectories[0], pad_token_id)]
+    for row in rows:
+        if not row.prompt_ids:
+            raise ValueError(
+                f"trajectory {row.episode_id!r} has an empty prompt: its first token has no context"
+            )
+    width = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+    ids = [row.prompt_ids + row.completion_ids for row in rows]
+    masks = [[False] * len(row.prompt_ids) + list(row.action_mask) for row in rows]
+
+    def flat(name: str, dtype: torch.dtype) -> Tensor:
+        values = [
+            v
+            for row in rows
+            for v, is_action in zip(getattr(row, name), row.action_mask, strict=True)
+            if is_action
+        ]
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    last_rows = (
+        torch.tensor([len(segments) for segments in episodes], dtype=torch.long, device=device).cumsum(0) - 1
+    )
+    return TrajectoryBatch(
+        input_ids=torch.tensor([x + [pad_token_id] * (width - len(x)) for x in ids], device=device),
+        lengths=torch.tensor([len(x) for x in ids], device=device),
+        action_mask=torch.tensor([x + [False] * (width - len(x)) for x in masks], device=device),
+        rollout_logprobs=flat("rollout_logprobs", torch.float32),
+        policy_versions=flat("policy_versions", torch.long),
+        token_counts=torch.tensor(
+            [sum(s.num_action_tokens for s in segments) for segments in episodes],
+            dtype=torch.long,
+            device=device,
+        ),
+        last_rows=last_rows,
+        rewards=torch.tensor([s[-1].reward for s in episodes], dtype=torch.float32, device=device),
+        truncated=torch.tensor(
+            [truncation == "bootstrap" and _is_cut_off(s[-1]) for s in episodes],
+            dtype=torch.bool,
+            device=device,
+        ),
+        step_ids=torch.tensor([i for s in episodes for i in _step_ids(s)], dtype=torch.long, device=device),
+        dropped=dropped,
+    )
+
+
+def _is_cut_off(trajectory: Trajectory) -> bool:
+    return trajectory.truncated and not trajectory.terminated
+
+
+def _reason_to_drop(trajectory: Trajectory, truncation: Truncation) -> str | None:
+    if trajectory.failed:
+        return "failed"
+    if not any(segment.num_action_tokens for segment in trajectory.split()):
+        return "no_action_tokens"
+    if truncation == "drop" and _is_cut_off(trajectory):
+        return "truncated"
+    return None
+
+
+def _stub(trajectory: Trajectory, pad_token_id: int) -> Trajectory:
+    """A row without trained tokens, for the batch of which nothing is trained."""
+    return Trajectory(
+        prompt_ids=trajectory.prompt_ids[:1] or [pad_token_id],
+        completion_ids=[pad_token_id],
+        rollout_logprobs=[0.0],
+        action_mask=[False],
+        policy_versions=[-1],
+    )
+
+
+def _step_ids(segments: Sequence[Trajectory]) -> Iterator[int]:
+    """Number of the action of each trained token: observation tokens and segments part actions."""
+    step = -1
+    for segment in segments:
+        was_action = False
+        for is_action in segment.action_mask:
+            if is_action:
+                step += not was_action
+                yield step
+            was_action = is_action

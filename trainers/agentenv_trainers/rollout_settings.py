@@ -1,0 +1,82 @@
+"""Settings of the rollouts as fields of a trainer's config, so that one command line or YAML file sets
+everything.
+
+Invariant: every field of ``agentenv.rollout.RolloutConfig`` is reachable from a trainer's config under the
+same name (``batch_size`` follows from the trainer's own batch; the sampling fields are those of TRL's
+config).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentenv.rollout.config import RolloutConfig
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """A dataclass field with the help text that TRL's parser shows."""
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass
+class RolloutSettings:
+    """Fields of :class:`~agentenv.rollout.RolloutConfig` that a trainer's config carries."""
+
+    group_size: int = setting(1, "Episodes per task. The paper's SAO: 1.")
+    num_envs: int = setting(32, "Environment slots that run side by side.")
+    asynchrony: float = setting(
+        1.0,
+        "alpha >= 0: a batch of step n holds only episodes started by weights n - alpha or newer.",
+    )
+    mode: Literal["async", "sync"] = setting("async", "sync: no episode runs while the trainer trains.")
+    max_turns: int | None = setting(
+        None, "Turns per episode; unset: what the environment advises. The paper: 300 (swe), 50 (math)."
+    )
+    max_tokens_per_turn: int = setting(512, "Most tokens that the policy writes in one turn.")
+    max_tokens_per_episode: int | None = setting(
+        None, "Context of an episode, prompt and completion together. Unset: 8192; the paper: 131072."
+    )
+    reset_timeout_s: float = setting(
+        120.0, "Longest reset of an environment, making it included, in seconds."
+    )
+    step_timeout_s: float = setting(120.0, "Longest step of an environment, in seconds.")
+    generate_timeout_s: float = setting(600.0, "Longest turn of the policy, in seconds.")
+    episode_timeout_s: float = setting(3600.0, "Longest episode, in seconds.")
+    batch_timeout_s: float = setting(7200.0, "Longest wait for a batch, in seconds.")
+    sync_timeout_s: float = setting(300.0, "Longest weight update of the engines, in seconds.")
+    shutdown_timeout_s: float = setting(30.0, "Longest wait for environments to close, in seconds.")
+    max_failure_rate: float = setting(
+        0.5, "The run stops when more than this share of recent episodes failed."
+    )
+    failure_window: int = setting(64, "Episodes over which the failure rate is taken.")
+    stop_token_ids: list[int] | None = field(
+        default=None, metadata={"help": "Token ids that end a turn besides the end-of-sequence token."}
+    )
+    system_prompt: str | None = setting(None, "Text put before the first observation.")
+    history: Literal["append", "fork"] = setting(
+        "append", "Where a chat template rewrites history: keep the sampled sequence, or start a new segment."
+    )
+    on_stale: Literal["wait", "abort"] = setting(
+        "wait",
+        "Running episodes that would be too old for the next batch: waited for, or aborted and tried again.",
+    )
+    max_retries: int = setting(2, "How often a group tries its task again after failed or aborted episodes.")
+
+    def rollout_config(self) -> RolloutConfig:
+        """The settings for an ``AsyncController``, one batch of it being one training step.
+
+        Raises:
+            ValueError: a value is outside its range, or the batch is no multiple of ``group_size``.
+        """
+        values = {name: getattr(self, name) for name in RolloutConfig.field_names() if hasattr(self, name)}
+        values["batch_size"] = self.trajectories_per_step
+        values["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        if self.max_tokens_per_episode is None:
+            del values["max_tokens_per_episode"]
+        return RolloutConfig(**values)
+
+    @property
+    def trajectories_per_step(self) -> int:
+        """Trajectories of one training step over all processes."""
+        raise NotImplementedError

@@ -1,0 +1,351 @@
+"""``trl.GRPOTrainer`` fed by a trajectory source instead of its own generation.
+
+What is TRL's: the training loop, optimizer and schedule, accumulation, the fused log-prob head, logging,
+resume. What is replaced: the dataset (a counter), generation (``controller.get_batch``), the split into
+micro-batches (by length), checkpoints (atomic, with the controller's state) and the loss (sub-classes).
+
+Invariants:
+
+* One training step consumes one ``get_batch(step)``; ``step`` is ``state.global_step``.
+* After every optimizer step, before anything else sees that step, the engines get the new weights under the
+  version ``global_step``; so do they before the first batch of a run, new or continued.
+* Only the main process touches the controller; trajectories are dealt out to the others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl import GRPOConfig, GRPOTrainer
+
+from agentenv.errors import RolloutError, UsageError
+from agentenv.trajectory import Trajectory
+from agentenv_trainers.batch import MicroBatch, TrajectoryBatch, Truncation, collate
+from agentenv_trainers.checkpoint import last_complete, require_complete, staged_checkpoint
+from agentenv_trainers.controller import TrajectorySource
+
+_CONTROLLER_FILE = "controller.json"
+
+
+class TrajectoryTrainer(GRPOTrainer):
+    """Base of the trainers: everything but the objective.
+
+    Args:
+        model: the policy, or a path or hub name to load it from.
+        args: settings; ``truncation`` and ``trajectories_per_step`` are read besides TRL's.
+        controller: where trajectories come from and weights go to; may be None on processes other than the
+            main one.
+        processing_class: the tokenizer.
+        callbacks: called after the engines have the new weights of a step.
+        optimizers: as in ``transformers.Trainer``.
+
+    Raises:
+        UsageError: PEFT adapters or a sharding backend, which are not supported.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        args: GRPOConfig,
+        controller: TrajectorySource | None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        *,
+        callbacks: Sequence[TrainerCallback] = (),
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        if hasattr(model, "peft_config"):
+            raise UsageError("PEFT adapters are not supported: engines are given the policy's own weights")
+        super().__init__(
+            model=model,
+            args=args,
+            reward_funcs=[_reward_is_in_the_trajectory],
+            train_dataset=Dataset.from_dict({"prompt": [""]}),
+            processing_class=processing_class,
+            callbacks=[_Lifecycle(self), *callbacks],
+            optimizers=optimizers,
+        )
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise UsageError("DeepSpeed and FSDP are not supported: launch without them (DDP works)")
+        if controller is None and self.accelerator.is_main_process:
+            raise UsageError("controller is None: the main process needs a source of trajectories")
+        self._controller = controller
+        self.batch: TrajectoryBatch | None = None
+        """The batch of the current step; this process's share of it."""
+
+    # Data
+
+    _buffered_inputs: list[dict[str, Any]] | None
+
+    def get_train_dataloader(self) -> DataLoader[int]:
+        """A counter of forward passes: what they train on comes from the controller."""
+        passes = self.args.max_steps * self.args.gradient_accumulation_steps
+        rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        # A generator of its own: iterating must not draw from the global one, or resuming would shift it.
+        return DataLoader(
+            _Counter(passes), batch_size=1, collate_fn=lambda _: [{}] * rows, generator=torch.Generator()
+        )
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """The next batch, under TRL's names, rows in the order of their episodes.
+
+        TRL's ``prompt`` is the first token only and the rest of the prompt is part of its ``completion`` with
+        tool_mask 0: a row then needs no padding between prompt and completion.
+        """
+        started = time.perf_counter()
+        trajectories = self._pull()
+        self._record("batch_wait_s", time.perf_counter() - started)
+        self.batch = self._collate(self._deal(trajectories))
+        extra = self._score(self.batch)
+        self._record_batch(trajectories, self.batch)
+        batch = self.batch
+        columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
+        attention = (columns < batch.lengths.unsqueeze(1)).long()
+        sampled = batch.spread(batch.rollout_logprobs)[:, 1:]
+        return {
+            "prompt_ids": batch.input_ids[:, :1],
+            "prompt_mask": attention[:, :1],
+            "completion_ids": batch.input_ids[:, 1:],
+            "completion_mask": attention[:, 1:],
+            "tool_mask": batch.action_mask[:, 1:].long(),
+            "sampling_per_token_logps": sampled,
+            "old_per_token_logps": sampled,
+            "num_items_in_batch": self._sum_over_processes(torch.tensor(float(batch.num_tokens))),
+            **extra,
+        }
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """The micro-batch of this forward pass; pulls a new batch at the first pass of a step."""
+        passes = self.args.gradient_accumulation_steps
+        if self._step % passes == 0 or self._buffered_inputs is None:
+            whole = self._generate_and_score_completions(generation_batch)
+            assert self.batch is not None
+            self._buffered_inputs = [_select(whole, part) for part in self.batch.micro_batches(passes)]
+        inputs: dict[str, Any] = self._buffered_inputs[self._step % passes]
+        return inputs
+
+    def _score(self, batch: TrajectoryBatch) -> dict[str, Tensor]:
+        """What the loss needs besides tokens and log-probs, such as ``advantages`` [R, T - 1]."""
+        raise NotImplementedError
+
+    def _collate(self, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
+        truncation: Truncation = self.args.truncation
+        return collate(
+            trajectories,
+            pad_token_id=self._tokenizer.pad_token_id,
+            truncation=truncation,
+            device=self.accelerator.device,
+        )
+
+    def _pull(self) -> list[Trajectory]:
+        """The trajectories of this step, the same list on every process."""
+        step = self.state.global_step
+        box: list[Any] = [None]
+        if self._controller is not None and self.accelerator.is_main_process:
+            box[0] = self._controller.get_batch(step)
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(box)
+        trajectories: list[Trajectory] = box[0]
+        if not trajectories:
+            raise RolloutError(f"the controller gave no trajectory for training step {step}")
+        return trajectories
+
+    def _deal(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """This process's share: dealt by length, so that every process has about as many tokens."""
+        processes = self.accelerator.num_processes
+        if processes == 1:
+            return list(trajectories)
+        if len(trajectories) < processes:
+            raise RolloutError(f"{len(trajectories)} trajectories cannot be dealt to {processes} processes")
+        by_length = sorted(
+            trajectories, key=lambda t: len(t.prompt_ids) + len(t.completion_ids), reverse=True
+        )
+        return by_length[self.accelerator.process_index :: processes]
+
+    # Numbers
+
+    def _record(self, name: str, value: float) -> None:
+        self._metrics["train"][name].append(value)
+
+    def _sum_over_processes(self, values: Tensor) -> Tensor:
+        values = values.to(self.accelerator.device)
+        if self.accelerator.num_processes == 1:
+            return values
+        summed: Tensor = self.accelerator.reduce(values, reduction="sum")
+        return summed
+
+    def _record_batch(self, trajectories: Sequence[Trajectory], batch: TrajectoryBatch) -> None:
+        """Numbers of the batch as it came; the same on every process but for the controller's own."""
+        step, count = self.state.global_step, len(trajectories)
+        ages = [step - trajectory.start_version for trajectory in trajectories]
+        tokens = [sum(segment.num_action_tokens for segment in t.split()) for t in trajectories]
+        self._record("reward", sum(t.reward for t in trajectories) / count)
+        self._record("success", sum(t.success for t in trajectories) / count)
+        self._record("staleness_mean", sum(ages) / count)
+        self._record("staleness_max", float(max(ages)))
+        self._record("response_tokens", sum(tokens) / count)
+        self._record("response_tokens_max", float(max(tokens)))
+        self._record("turns", sum(t.turns for t in trajectories) / count)
+        self._record("truncation_rate", sum(t.truncated and not t.terminated for t in trajectories) / count)
+        self._record("untrained_trajectories", float(sum(batch.dropped.values())))
+        if self._controller is not None:
+            for name, value in self._controller.metrics().items():
+                if not self._metrics["train"].get(name):
+                    self._record(name, float(value))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs as ``transformers.Trainer``, with the policy's gradient norm under its documented name too."""
+        if "grad_norm" in logs:
+            logs["policy_grad_norm"] = logs["grad_norm"]
+        super().log(logs, start_time)
+
+    # Weights
+
+    def push_weights(self) -> None:
+        """Give the engines the policy's weights, under the version ``global_step``."""
+        if self._controller is None or not self.accelerator.is_main_process:
+            return
+        started = time.perf_counter()
+        self._controller.sync_weights(self.policy_weights(), self.state.global_step)
+        self._record("sync_s", time.perf_counter() - started)
+
+    def policy_weights(self) -> dict[str, Tensor]:
+        """The policy's state dict on the CPU: views of the live weights if they are there already."""
+        module: nn.Module = self.accelerator.unwrap_model(self.model)
+        return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+
+    # Checkpoints
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train to ``max_steps``; see ``transformers.Trainer.train``.
+
+        Args:
+            resume_from_checkpoint: a complete checkpoint's path, or True for the last complete one of
+                ``output_dir``.
+
+        Raises:
+            UsageError: there is no such checkpoint, or it is not complete.
+        """
+        if resume_from_checkpoint is True:
+            found = last_complete(self.args.output_dir)
+            if found is None:
+                raise UsageError(
+                    f"no complete checkpoint in output_dir {self.args.output_dir!r} to continue from"
+                )
+            resume_from_checkpoint = str(found)
+        elif resume_from_checkpoint:
+            resume_from_checkpoint = str(require_complete(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        run_dir = Path(self._get_output_dir(trial=trial))
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        main = self.accelerator.is_main_process
+        with staged_checkpoint(
+            run_dir, name, is_main_process=main, wait=self.accelerator.wait_for_everyone
+        ) as staging:
+            self._staging_dir = str(staging)
+            try:
+                # TRL's own method would write a model card and look up the git commit first.
+                super(GRPOTrainer, self)._save_checkpoint(model, trial)
+            finally:
+                self._staging_dir = None
+            if main:
+                self._save_extra(staging / name)
+        if self.args.should_save:
+            rotate_checkpoints(
+                output_dir=str(run_dir),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+    _staging_dir: str | None = None
+
+    def _get_output_dir(self, trial: Any) -> str:
+        output_dir: str = self._staging_dir or super()._get_output_dir(trial)
+        return output_dir
+
+    def _save_extra(self, folder: Path) -> None:
+        """Files beside TRL's; on the main process only."""
+        if self._controller is not None:
+            state = json.dumps(self._controller.state_dict(), allow_nan=False)
+            (folder / _CONTROLLER_FILE).write_text(state, encoding="utf-8")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._load_extra(Path(checkpoint))
+
+    def _load_extra(self, folder: Path) -> None:
+        """Inverse of :meth:`_save_extra`, before the first batch."""
+        path = folder / _CONTROLLER_FILE
+        if self._controller is not None and self.accelerator.is_main_process:
+            if not path.exists():
+                raise UsageError(
+                    f"checkpoint {str(folder)!r} has no {_CONTROLLER_FILE}: its prompt ledger is lost"
+                )
+            self._controller.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+
+    def _begin(self) -> None:
+        """Called once per ``train()``, with model, optimizer and state in place, before the first batch."""
+        self._step = 0
+        self._buffered_inputs = None
+        if self._controller is not None and self.accelerator.is_main_process:
+            self._controller.start()
+        self.push_weights()
+
+
+class _Counter(torch.utils.data.Dataset[int]):
+    """0, 1, 2, ...: as long as the run, and empty of data."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class _Lifecycle(TrainerCallback):
+    """Comes before the users' callbacks, so that they see engines with the new weights."""
+
+    def __init__(self, trainer: TrajectoryTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.push_weights()
+
+
+def _reward_is_in_the_trajectory(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+    """TRL demands a reward function; ours come with the trajectories and this one is never called."""
+    raise NotImplementedError("rewards come with the trajectories")
+
+
+def _select(whole: Mapping[str, Any], part: MicroBatch) -> dict[str, Any]:
+    """Rows of a batch under TRL's names, trimmed to the part's width."""
+    width = part.input_ids.size(1) - 1
+    selected: dict[str, Any] = {}
+    for name, value in whole.items():
+        if isinstance(value, Tensor) and value.dim() == 2:
+            selected[name] = value[part.rows] if value.size(1) == 1 else value[part.rows, :width]
+        else:
+            selected[name] = value
+    if not part.token_index.numel():
+        selected["tool_mask"] = torch.zeros_like(selected["tool_mask"])
+    return selected
