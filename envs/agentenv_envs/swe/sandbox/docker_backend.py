@@ -5,7 +5,8 @@ Invariants:
   processes and file size; its log driver is off, since output would grow the host's disk.
 - With `read_only` nothing but memory file systems can be written, /dev included: what `Driver.reset` empties is all
   there is. POSIX message queues have no quota, and System V objects make a reset fail.
-- PID 1 ignores every signal from inside, so that no command can end its container.
+- PID 1 ignores every signal from inside and its memory is closed, so that no command can end its container or leave
+  anything behind in it.
 - No container outlives its owner for long: `close` and the exit of the process remove all, and what a killed process
   left is removed by the next backend that opens (`reap`).
 - At most 2 x processors containers start at a time: more would slow one another down.
@@ -44,7 +45,12 @@ FILE_BYTES = 1_000_000_000
 KILLS_BEFORE_RECYCLING = 2
 """Commands killed in a row (exit code 137: out of memory, mostly) after which a container is not used again."""
 
-_PID_1 = "trap '' HUP INT QUIT TERM USR1 USR2; exec 3<> <(:); while :; do read -r -u 3 _; done"
+# An execute-only copy of bash, like the driver: nothing inside can read it or write into it, so it stays what it is.
+_PID_1 = (
+    f"i={OUTPUT_FOLDER}/init; set -- 'rm -f '$i'; trap \"\" HUP INT QUIT TERM USR1 USR2; exec 3<> <(:); "
+    "while :; do read -r -u 3 _; done'; "
+    'cp -- "$BASH" "$i" && chmod 111 "$i" && exec -a init "$i" -p -c "$1"; exec "$BASH" -p -c "$1"'
+)
 
 
 def connect() -> Any:
@@ -82,6 +88,7 @@ class DockerSandbox:
         self.spec = spec
         self._on_close = on_close
         self._kills = 0
+        self._worn = False
         self._broken = False
         self._closed = False
         self._driver = Driver(api, container_id, spec, f"sandbox {self.id}")
@@ -89,15 +96,14 @@ class DockerSandbox:
     @property
     def reusable(self) -> bool:
         """True where a reset is worth trying."""
-        return self.spec.read_only and not (
-            self._broken or self._closed or self._kills >= KILLS_BEFORE_RECYCLING
-        )
+        return self.spec.read_only and not (self._broken or self._closed or self._worn)
 
     def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
         if timeout_s <= 0 or half_bytes < 1:
             raise ValueError(f"timeout_s={timeout_s!r}, half_bytes={half_bytes!r}: both must be positive")
         result = self._guard(lambda: self._driver.run(command, timeout_s, half_bytes))
         self._kills = self._kills + 1 if result.exit_code == EXIT_KILLED else 0
+        self._worn = self._worn or self._kills >= KILLS_BEFORE_RECYCLING
         return result
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:
@@ -112,7 +118,6 @@ class DockerSandbox:
             raise SandboxError(f"sandbox {self.id}: only a sandbox with read_only=True can be reset")
         content = as_bytes(files or {})
         self._guard(lambda: self._driver.reset(content))
-        self._kills = 0
 
     def alive(self) -> bool:
         """True where the driver answers."""

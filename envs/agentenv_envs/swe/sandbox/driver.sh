@@ -7,9 +7,7 @@ set -m # every command gets a process group of its own, without an exec of setsi
 umask 022
 cd /
 rm -f /run/out/driver # runs on without its name
-# Handlers, unlike SIG_IGN, are not inherited by commands. PIPE: a dead watchdog must not end this shell. INT: bash ends
-# itself after a command that died of it.
-trap : PIPE INT
+trap : PIPE # a dead watchdog must not end this shell; a handler, unlike SIG_IGN, is not inherited by commands
 ae_lc_set=${LC_ALL+x} ae_lc=${LC_ALL-}
 unset LC_ALL
 LC_ALL=C # here bytes are characters; not exported, so that commands keep the locale of the image
@@ -23,12 +21,12 @@ ae_watch() {
   while IFS=' ' read -r pid limit; do
     if IFS= read -r -t "$limit" line; then
       [[ $line == stopped ]] && kill -KILL -- "-$pid"
-      echo "ok $pid"
+      echo ok
     else
       kill -TERM -- "-$pid"
       IFS= read -r -t 1 line || { kill -KILL -- "-$pid" "$pid"; IFS= read -r line; }
       kill -KILL -- "-$pid"
-      echo "late $pid"
+      echo late
     fi
   done
 }
@@ -58,16 +56,20 @@ ae_run() {
     return
   fi
   (
-    echo "$BASHPID $1" >&3
     if [[ $ae_lc_set ]]; then export LC_ALL="$ae_lc"; else unset LC_ALL; fi
     cd -- "$ae_work"
     unset OLDPWD
     exec bash -c "$cmd" </dev/null >&5 2>&1 3>&- 4<&- 5>&- 6<&- 7<&- 8<&-
-  )
+  ) &
+  # In the background, since bash ends its loop after a command in the foreground that died of SIGINT. With job control
+  # a background command ignores no signal, and `wait` returns when it is stopped, too.
+  pid=$!
+  echo "$pid $1" >&3
+  wait "$pid"
   code=$?
   # A stopped command has not ended, and nobody would ever wake it.
   if ((code >= 147 && code <= 150)); then echo stopped >&3; else echo >&3; fi
-  if ! IFS=' ' read -r -t 5 state pid <&4; then # the command killed or stopped the watchdog
+  if ! IFS= read -r -t 5 state <&4; then # the command killed or stopped the watchdog
     kill -KILL "$AE_WATCH_PID"
     ae_start_watchdog
     state=ok
