@@ -3,7 +3,7 @@
     python recipes/swe_sao.py                             the embedded policy, on 2 cores, in minutes
     python recipes/swe_sao.py --env my_env.py             your own environment
     python recipes/swe_sao.py --output_dir DIR --resume   go on after Ctrl-C or a crash
-    python recipes/swe_sao.py --model Qwen/Qwen3-8B --dataset R2E-Gym/R2E-Gym-Lite --preset swe
+    python recipes/swe_sao.py --model Qwen/Qwen3-0.6B --dataset tasks.jsonl --preset swe   your own, on a GPU
 
 The agent writes one bash command a turn, in a sandbox, and ends with `submit`; hidden tests then say 1 or 0.
 """
@@ -38,7 +38,7 @@ from agentenv_trainers.sao import SAOConfig, SAOTrainer
 
 EMBEDDED_POLICY = Path(swe.__file__).parent / "policy"
 
-EMBEDDED = {
+EMBEDDED: dict[str, Any] = {
     "max_steps": 120,
     "per_device_train_batch_size": 32,
     "num_envs": 24,
@@ -57,12 +57,20 @@ EMBEDDED = {
 }
 """Settings for the embedded policy, half a million parameters: those of the paper are made for billions."""
 
-OWN_MODEL = {"max_steps": 500, "per_device_train_batch_size": 1, "save_steps": 20, "save_total_limit": 2}
-"""Settings for a model of yours; ``--preset swe`` adds the paper's for this kind of task."""
+OWN_MODEL: dict[str, Any] = {
+    "max_steps": 500,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 32,
+    "value_pretrain_episodes": 256,
+    "save_steps": 20,
+    "save_total_limit": 2,
+}
+"""Settings for a model of yours; ``--preset swe`` sets batch, context, turns and clip bounds of the paper instead."""
 
-SMOKE = {
+SMOKE: dict[str, Any] = {
     "max_steps": 2,
     "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
     "num_envs": 8,
     "eval_episodes": 8,
     "value_pretrain_episodes": 8,
@@ -89,9 +97,13 @@ class SWEArguments(RecipeArguments):
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that what the user set stands on."""
-    chosen = EMBEDDED if given.get("model", "embedded") == "embedded" else OWN_MODEL
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return {**chosen, **(SMOKE if given.get("smoke") else {}), "output_dir": f"runs/swe_sao-{stamp}"}
+    chosen = dict(EMBEDDED if given.get("model", "embedded") == "embedded" else OWN_MODEL)
+    if given.get("smoke"):
+        chosen.update(SMOKE)
+    if "preset" in given:
+        chosen.pop("gradient_accumulation_steps", None)
+    chosen["output_dir"] = time.strftime("runs/swe_sao-%Y%m%d-%H%M%S")
+    return chosen
 
 
 def environments(arguments: SWEArguments, sandboxes: SandboxBackend | None) -> tuple[EnvFactory, EnvFactory]:

@@ -1,8 +1,23 @@
-"""A tiny policy with random weights, to run recipes with."""
+"""The recipe as a module, and a tiny policy with random weights to run it with."""
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def swe_sao(repository: Path) -> ModuleType:
+    """The SWE recipe, which is not installed, imported from its file."""
+    spec = importlib.util.spec_from_file_location("recipe_swe_sao", repository / "recipes" / "swe_sao.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

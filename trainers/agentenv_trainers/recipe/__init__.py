@@ -7,7 +7,7 @@ from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse, p
 from agentenv_trainers.recipe.command import run_recipe
 from agentenv_trainers.recipe.experiment import Experiment, Sandboxes
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
-from agentenv_trainers.recipe.results import evaluation_result, wilson_interval
+from agentenv_trainers.recipe.results import evaluation_result
 from agentenv_trainers.recipe.sources import (
     EnvFactory,
     Policy,
@@ -34,5 +34,4 @@ __all__ = [
     "parse",
     "parse_json_object",
     "run_recipe",
-    "wilson_interval",
 ]

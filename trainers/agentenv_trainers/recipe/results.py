@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import metadata
-from math import sqrt
 from typing import Any
 
+from agentenv.evaluation import by_family, success_rate
 from agentenv.trajectory import Trajectory
 
 _DISTRIBUTIONS = ("agentenv-rl", "torch", "transformers", "trl", "accelerate", "gymnasium", "docker")
@@ -19,38 +19,21 @@ def evaluation_result(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Success over the episodes that infrastructure did not end.
 
     Returns:
-        success (share), its 95 % Wilson interval, mean reward and length, episodes counted, and the number of
-        failed ones per reason: those say nothing about the policy and are in none of the other numbers.
+        success (share), episodes counted, its 95 % interval, mean reward, mean tokens written, success by family,
+        and failed episodes by reason: those say nothing about the policy and are in none of the other numbers.
     """
+    rate = success_rate(trajectories)
     valid = [item for item in trajectories if not item.failed]
-    failed = Counter(item.end_reason or "unknown" for item in trajectories if item.failed)
-    number = len(valid)
-    solved = sum(item.success for item in valid)
+    number = max(1, len(valid))
     return {
-        "success": solved / number if number else 0.0,
-        "episodes": number,
-        "interval": list(wilson_interval(solved, number)),
-        "reward": sum(item.reward for item in valid) / number if number else 0.0,
-        "action_tokens": sum(item.num_action_tokens for item in valid) / number if number else 0.0,
-        "failed": dict(failed),
+        "success": rate.rate if valid else 0.0,
+        "episodes": rate.episodes,
+        "interval": [rate.low, rate.high],
+        "reward": sum(item.reward for item in valid) / number,
+        "action_tokens": sum(item.num_action_tokens for item in valid) / number,
+        "families": {name: family.rate for name, family in by_family(valid).items()},
+        "failed": dict(Counter(item.end_reason or "unknown" for item in trajectories if item.failed)),
     }
-
-
-def wilson_interval(successes: int, trials: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval of a share; (0, 1) without a trial.
-
-    Args:
-        successes: how many succeeded.
-        trials: of how many.
-        z: normal quantile; the default gives 95 %.
-    """
-    if trials == 0:
-        return 0.0, 1.0
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    half = z * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def versions() -> dict[str, str]:

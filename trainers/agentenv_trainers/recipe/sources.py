@@ -122,9 +122,17 @@ def open_engine(policy: Policy, *, max_batch: int, max_length: int) -> Engine:
         policy: what to copy.
         max_batch: most requests decoded side by side.
         max_length: most tokens of a sequence.
+
+    Raises:
+        UsageError: the model has fewer positions than that.
     """
     from agentenv.inference.transformers_engine import TransformersEngine
 
+    positions = getattr(policy.model.config, "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise UsageError(
+            f"--max_tokens_per_episode is {max_length}, but model {policy.name} has {positions} positions at most"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return TransformersEngine(
         policy.model, policy.tokenizer, max_batch=max_batch, max_length=max_length, device=device

@@ -1,0 +1,221 @@
+"""Whole runs of the SWE recipe: to the end, interrupted, killed, resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from agentenv_trainers.recipe import run_recipe
+
+GAME = '''
+import os, signal, threading
+import agentenv
+
+class Vowels(agentenv.BaseEnv):
+    """Reward 1 where the answer holds more vowels than digits; one turn. Its Nth training task sends a signal."""
+
+    resets = 0
+    lock = threading.Lock()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed < 2**31 and os.environ.get("VOWELS_SIGNAL"):
+            number, after = os.environ["VOWELS_SIGNAL"].split()
+            with self.lock:
+                Vowels.resets += 1
+                if Vowels.resets == int(after):
+                    os.kill(os.getpid(), int(number))
+        return "Write vowels.", {"task_id": f"t{seed}"}
+
+    def step(self, action):
+        won = sum(c in "aeiou" for c in action) > sum(c.isdigit() for c in action)
+        return "", float(won), True, False, {"success": won}
+'''
+
+SIZE = {
+    "max_steps": 4,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "num_envs": 4,
+    "eval_episodes": 6,
+    "value_pretrain_episodes": 6,
+    "value_pretrain_steps": 2,
+    "max_tokens_per_turn": 6,
+    "max_tokens_per_episode": 200,
+    "learning_rate": 1e-3,
+    "save_steps": 2,
+}
+
+
+@pytest.fixture
+def arguments(tmp_path, tiny_policy, monkeypatch):
+    """Command line of a run of four tiny steps."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vowels.py").write_text(GAME)
+    sizes = [item for name, value in SIZE.items() for item in (f"--{name}", str(value))]
+    return ["--env", "vowels.py", "--model", str(tiny_policy), "--output_dir", "out", *sizes]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steps(folder):
+    return [line["step"] for line in lines(folder / "metrics.jsonl")]
+
+
+def episodes(folder):
+    """How many episodes of each phase and step were written down."""
+    return Counter((line["phase"], line["step"]) for line in lines(folder / "trajectories.jsonl"))
+
+
+def wait_for_threads(before):
+    """Whether the threads that a run started have ended."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = [
+            thread for thread in threading.enumerate() if thread not in before and "agentenv" in thread.name
+        ]
+        if not left:
+            return []
+        time.sleep(0.05)
+    return left
+
+
+def test_a_run_leaves_result_report_and_a_model_that_transformers_loads(swe_sao, arguments, tmp_path, capsys):
+    threads = threading.enumerate()
+    assert run_recipe(swe_sao.main, arguments) == 0
+    out = tmp_path / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["before"]["episodes"] == summary["after"]["episodes"] == 6
+    assert summary["sandbox"] is None
+    assert summary["containers_left"] == 0
+    assert summary["args"]["learning_rate"] == 1e-3
+    counts = summary["episodes"]
+    assert counts["consumed"] == 16
+    assert counts["produced"] == counts["consumed"] + counts["buffered"] + sum(counts["discarded"].values())
+    assert steps(out) == [1, 2, 3, 4]
+    assert {
+        "reward",
+        "success",
+        "staleness_mean",
+        "masked_share",
+        "explained_variance",
+        "response_tokens",
+    } <= set(lines(out / "metrics.jsonl")[0])
+    assert episodes(out) == {
+        ("before", 0): 6,
+        ("after", 4): 6,
+        **{("train", step): 4 for step in (1, 2, 3, 4)},
+    }
+    before, after = (
+        [line["seed"] for line in lines(out / "trajectories.jsonl") if line["phase"] == phase]
+        for phase in ("before", "after")
+    )
+    assert before == after
+    assert all(
+        line["seed"] < min(before) for line in lines(out / "trajectories.jsonl") if line["phase"] == "train"
+    )
+    assert (out / "report.html").read_text().count("<svg") >= 7
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(out / "model")
+    assert AutoTokenizer.from_pretrained(out / "model").chat_template
+    assert sorted(item.name for item in (out / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "training  step 4/4  reward" in said.err
+    assert wait_for_threads(threads) == []
+
+
+def test_an_interrupted_run_ends_with_a_checkpoint_and_goes_on_from_it(
+    swe_sao, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("VOWELS_SIGNAL", f"{signal.SIGINT.value} 14")
+    threads = threading.enumerate()
+    assert run_recipe(swe_sao.main, arguments) == 130
+    assert wait_for_threads(threads) == []
+    out = tmp_path / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["after"] is None
+    done = summary["steps"]
+    assert 1 <= done < 4
+    assert steps(out) == list(range(1, done + 1))
+    assert (out / "checkpoints" / f"checkpoint-{done}" / "COMPLETE").exists()
+    assert "--resume goes on" in (out / "report.html").read_text()
+
+    monkeypatch.delenv("VOWELS_SIGNAL")
+    assert run_recipe(swe_sao.main, ["--output_dir", "out", "--resume"]) == 0
+    resumed = json.loads((out / "summary.json").read_text())
+    assert resumed["status"] == "finished"
+    assert resumed["before"] == summary["before"]
+    assert steps(out) == [1, 2, 3, 4]
+    assert episodes(out) == {
+        ("before", 0): 6,
+        ("after", 4): 6,
+        **{("train", step): 4 for step in (1, 2, 3, 4)},
+    }
+    trained = [line["episode_id"] for line in lines(out / "trajectories.jsonl") if line["phase"] == "train"]
+    assert len(set(trained)) == 16
+
+
+def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_path, repository):
+    killed = subprocess.run(
+        [sys.executable, str(repository / "recipes" / "swe_sao.py"), *arguments],
+        env={**os.environ, "VOWELS_SIGNAL": f"{signal.SIGKILL.value} 18", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    out = tmp_path / "out"
+    assert not (out / "summary.json").exists()
+    assert steps(out)[-1] >= 2
+    assert (out / "checkpoints" / "checkpoint-2" / "COMPLETE").exists()
+    before = json.loads((out / "run.json").read_text())["before"]
+
+    assert run_recipe(swe_sao.main, [*arguments, "--resume"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["before"] == before
+    assert steps(out) == [1, 2, 3, 4]
+    assert episodes(out) == {
+        ("before", 0): 6,
+        ("after", 4): 6,
+        **{("train", step): 4 for step in (1, 2, 3, 4)},
+    }
+
+
+def test_a_signal_during_an_evaluation_ends_the_run_at_once(swe_sao, arguments, tmp_path, monkeypatch):
+    (tmp_path / "vowels.py").write_text(GAME.replace("seed < 2**31 and", ""))
+    monkeypatch.setenv("VOWELS_SIGNAL", f"{signal.SIGTERM.value} 3")
+    assert run_recipe(swe_sao.main, arguments) == 143
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["before"] is None
+    assert summary["steps"] == 0
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def test_a_run_whose_environment_always_fails_says_why(swe_sao, arguments, tmp_path, capsys):
+    failure = 'if self.np_random_seed < 2**31: raise OSError("the shop is closed")'
+    broken = GAME.replace("        won = ", f"        {failure}\n        won = ")
+    (tmp_path / "vowels.py").write_text(broken)
+    assert (
+        run_recipe(swe_sao.main, [*arguments, "--value_pretrain_episodes", "0", "--failure_window", "8"]) == 1
+    )
+    said = capsys.readouterr().err
+    assert "the shop is closed" in said.splitlines()[-1]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "the shop is closed" in summary["error"]
+    assert summary["before"]["episodes"] == 6
