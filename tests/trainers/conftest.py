@@ -64,8 +64,8 @@ def make_policy() -> Callable[..., Qwen3ForCausalLM]:
     return make
 
 
-@pytest.fixture
-def make_trajectories() -> Callable[..., list[Trajectory]]:
+@pytest.fixture(scope="session")
+def make_episodes() -> Callable[..., list[Trajectory]]:
     """Random episodes of several turns; the same seed gives the same ones."""
 
     def make(count: int, seed: int = 0, *, truncated: bool = False, version: int = 0) -> list[Trajectory]:
@@ -124,7 +124,7 @@ def make_config(tmp_path: Path) -> Callable[..., SAOConfig]:
 def make_trainer(
     make_policy: Callable[..., Qwen3ForCausalLM],
     make_config: Callable[..., SAOConfig],
-    make_trajectories: Callable[..., list[Trajectory]],
+    make_episodes: Callable[..., list[Trajectory]],
     tokenizer: PreTrainedTokenizerFast,
 ) -> Callable[..., SAOTrainer]:
     """A trainer on random episodes (those of step n have seed n); keyword arguments are settings."""
@@ -134,7 +134,7 @@ def make_trainer(
     ) -> SAOTrainer:
         config = make_config(**changes)
         source = controller or ReplayController(
-            lambda step: make_trajectories(config.trajectories_per_step, seed=step, version=step)
+            lambda step: make_episodes(config.trajectories_per_step, seed=step, version=step)
         )
         return SAOTrainer(policy or make_policy(), config, source, tokenizer, callbacks=callbacks)
 

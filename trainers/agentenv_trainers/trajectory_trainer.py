@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentenv.errors import RolloutError, UsageError
 from agentenv.trajectory import Trajectory
@@ -82,6 +83,7 @@ class TrajectoryTrainer(GRPOTrainer):
         self._controller = controller
         self.batch: TrajectoryBatch | None = None
         """The batch of the current step; this process's share of it."""
+        self._sync_s = 0.0
 
     # Data
 
@@ -104,11 +106,10 @@ class TrajectoryTrainer(GRPOTrainer):
         """
         started = time.perf_counter()
         trajectories = self._pull()
-        self._record("batch_wait_s", time.perf_counter() - started)
-        self.batch = self._collate(self._deal(trajectories))
-        extra = self._score(self.batch)
-        self._record_batch(trajectories, self.batch)
-        batch = self.batch
+        waited = time.perf_counter() - started
+        self.batch = batch = self._collate(self._deal(trajectories))
+        self._record_batch(trajectories, batch, waited)
+        extra = self._score(batch)
         columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
         attention = (columns < batch.lengths.unsqueeze(1)).long()
         sampled = batch.spread(batch.rollout_logprobs)[:, 1:]
@@ -184,24 +185,30 @@ class TrajectoryTrainer(GRPOTrainer):
         summed: Tensor = self.accelerator.reduce(values, reduction="sum")
         return summed
 
-    def _record_batch(self, trajectories: Sequence[Trajectory], batch: TrajectoryBatch) -> None:
+    def _record_batch(
+        self, trajectories: Sequence[Trajectory], batch: TrajectoryBatch, wait_s: float
+    ) -> None:
         """Numbers of the batch as it came; the same on every process but for the controller's own."""
         step, count = self.state.global_step, len(trajectories)
         ages = [step - trajectory.start_version for trajectory in trajectories]
         tokens = [sum(segment.num_action_tokens for segment in t.split()) for t in trajectories]
-        self._record("reward", sum(t.reward for t in trajectories) / count)
-        self._record("success", sum(t.success for t in trajectories) / count)
-        self._record("staleness_mean", sum(ages) / count)
-        self._record("staleness_max", float(max(ages)))
-        self._record("response_tokens", sum(tokens) / count)
-        self._record("response_tokens_max", float(max(tokens)))
-        self._record("turns", sum(t.turns for t in trajectories) / count)
-        self._record("truncation_rate", sum(t.truncated and not t.terminated for t in trajectories) / count)
-        self._record("untrained_trajectories", float(sum(batch.dropped.values())))
-        if self._controller is not None:
-            for name, value in self._controller.metrics().items():
-                if not self._metrics["train"].get(name):
-                    self._record(name, float(value))
+        controllers: Mapping[str, float] = self._controller.metrics() if self._controller is not None else {}
+        numbers = {
+            **controllers,
+            "reward": sum(t.reward for t in trajectories) / count,
+            "success": sum(t.success for t in trajectories) / count,
+            "staleness_mean": sum(ages) / count,
+            "staleness_max": max(ages),
+            "response_tokens": sum(tokens) / count,
+            "response_tokens_max": max(tokens),
+            "turns": sum(t.turns for t in trajectories) / count,
+            "truncation_rate": sum(t.truncated and not t.terminated for t in trajectories) / count,
+            "untrained_trajectories": sum(batch.dropped.values()),
+            "batch_wait_s": wait_s,
+            "sync_s": self._sync_s,
+        }
+        for name, value in numbers.items():
+            self._record(name, float(value))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs as ``transformers.Trainer``, with the policy's gradient norm under its documented name too."""
@@ -217,7 +224,7 @@ class TrajectoryTrainer(GRPOTrainer):
             return
         started = time.perf_counter()
         self._controller.sync_weights(self.policy_weights(), self.state.global_step)
-        self._record("sync_s", time.perf_counter() - started)
+        self._sync_s = time.perf_counter() - started
 
     def policy_weights(self) -> dict[str, Tensor]:
         """The policy's state dict on the CPU: views of the live weights if they are there already."""
@@ -301,9 +308,10 @@ class TrajectoryTrainer(GRPOTrainer):
         """Called once per ``train()``, with model, optimizer and state in place, before the first batch."""
         self._step = 0
         self._buffered_inputs = None
+        # Weights first: an episode started with older ones would be stale at once.
+        self.push_weights()
         if self._controller is not None and self.accelerator.is_main_process:
             self._controller.start()
-        self.push_weights()
 
 
 class _Counter(torch.utils.data.Dataset[int]):

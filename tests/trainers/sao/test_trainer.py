@@ -17,7 +17,29 @@ from agentenv_trainers import SAOTrainer
 from agentenv_trainers.testing import ReplayController
 
 MakeTrainer = Callable[..., SAOTrainer]
-MakeTrajectories = Callable[..., list[Trajectory]]
+MakeEpisodes = Callable[..., list[Trajectory]]
+
+
+EVERY_STEP = (
+    "reward",
+    "success",
+    "staleness_mean",
+    "staleness_max",
+    "masked_low",
+    "masked_high",
+    "masked_share",
+    "masked_nonfinite",
+    "explained_variance",
+    "critic_loss",
+    "policy_grad_norm",
+    "critic_grad_norm",
+    "entropy",
+    "response_tokens",
+    "truncation_rate",
+    "batch_wait_s",
+    "critic_s",
+    "sync_s",
+)
 
 
 def gradients_of_step(trainer: SAOTrainer) -> dict[str, torch.Tensor]:
@@ -109,9 +131,9 @@ def test_any_split_into_forward_passes_gives_the_same_gradient(make_trainer: Mak
 
 
 def test_masked_tokens_stay_in_the_denominator(
-    make_trainer: MakeTrainer, make_trajectories: MakeTrajectories
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
 ) -> None:
-    half_masked = make_trajectories(8)
+    half_masked = make_episodes(8)
     for trajectory in half_masked[4:]:
         trajectory.rollout_logprobs = [
             -40.0 if a else 0.0 for a in trajectory.action_mask
@@ -227,22 +249,7 @@ def test_every_documented_metric_is_logged_each_step(make_trainer: MakeTrainer) 
     trainer = make_trainer(max_steps=2)
     trainer.train()
     for entry in trainer.state.log_history[:2]:
-        for name in [
-            "reward",
-            "success",
-            "staleness_mean",
-            "staleness_max",
-            "masked_low",
-            "masked_high",
-            "masked_share",
-            "explained_variance",
-            "critic_loss",
-            "policy_grad_norm",
-            "critic_grad_norm",
-            "entropy",
-            "response_tokens",
-            "truncation_rate",
-        ]:
+        for name in EVERY_STEP:
             assert math.isfinite(entry[name]), name
         assert entry["policy_grad_norm"] == entry["grad_norm"]
         assert "kl" not in entry
@@ -282,16 +289,16 @@ def test_an_empty_batch_of_the_controller_stops_the_run_with_the_step(make_train
 
 
 def test_a_short_batch_trains_even_with_fewer_rows_than_forward_passes(
-    make_trainer: MakeTrainer, make_trajectories: MakeTrajectories
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
 ) -> None:
     trainer = make_trainer(
-        controller=ReplayController(lambda step: make_trajectories(3, seed=step)),
+        controller=ReplayController(lambda step: make_episodes(3, seed=step)),
         per_device_train_batch_size=1,
         gradient_accumulation_steps=8,
         max_steps=1,
     )
     reference = make_trainer(
-        controller=ReplayController(lambda step: make_trajectories(3, seed=step)), max_steps=1
+        controller=ReplayController(lambda step: make_episodes(3, seed=step)), max_steps=1
     )
     ours, theirs = gradients_of_step(trainer), gradients_of_step(reference)
     for name, gradient in theirs.items():

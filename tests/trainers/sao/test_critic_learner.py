@@ -1,0 +1,211 @@
+"""Order and targets of the critic's updates, truncation, value pretraining."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.errors import UsageError
+from agentenv.trajectory import Trajectory
+from agentenv_trainers import SAOTrainer
+from agentenv_trainers.sao.critic_learner import CriticLearner
+from agentenv_trainers.sao.value_pretraining import monte_carlo_returns
+from agentenv_trainers.testing import ReplayController
+
+MakeTrainer = Callable[..., SAOTrainer]
+MakeEpisodes = Callable[..., list[Trajectory]]
+
+
+def score(trainer: SAOTrainer) -> dict[str, Any]:
+    trainer.push_weights()
+    batch: dict[str, Any] = trainer._generate_and_score_completions([{}] * 8)
+    return batch
+
+
+def test_targets_are_made_once_then_k_updates_then_fresh_values_for_the_actor(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, Any]] = []
+    real_values, real_update = CriticLearner.values, CriticLearner.update
+
+    def values(self: CriticLearner, batch: Any) -> torch.Tensor:
+        result = real_values(self, batch)
+        calls.append(("values", result.clone()))
+        return result
+
+    def update(self: CriticLearner, batch: Any, returns: torch.Tensor, *, updates: int) -> Any:
+        calls.append(("update", (returns.clone(), updates)))
+        return real_update(self, batch, returns, updates=updates)
+
+    monkeypatch.setattr(CriticLearner, "values", values)
+    monkeypatch.setattr(CriticLearner, "update", update)
+    trainer = make_trainer(critic_updates=3, critic_lambda=0.5)
+    trainer.critic.head.bias.data.fill_(0.25)
+    score(trainer)
+    assert [name for name, _ in calls] == ["values", "update", "values"]
+    assert calls[1][1][1] == 3
+    assert not torch.equal(calls[0][1], calls[2][1])  # the actor's values are of the updated critic
+
+
+def test_at_lambda_one_no_values_are_computed_for_the_targets(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0
+    real = CriticLearner.values
+
+    def values(self: CriticLearner, batch: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return real(self, batch)
+
+    monkeypatch.setattr(CriticLearner, "values", values)
+    score(make_trainer(critic_lambda=1.0))
+    assert count == 1
+
+
+def test_the_update_is_gradient_descent_on_the_mean_squared_error(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(critic_updates=1, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    trainer.critic.head.bias.data.fill_(0.25)  # with zero weights every value is 0.25
+    score(trainer)
+    batch = trainer.batch
+    assert batch is not None
+    returns = torch.repeat_interleave(batch.rewards, batch.token_counts)
+    metrics = trainer._metrics["train"]
+    assert metrics["critic_loss"][-1] == pytest.approx(((returns - 0.25) ** 2).mean().item(), rel=1e-5)
+    # d/db of the mean of (b - R)^2 is the bias's part of the gradient; the norm is at least as large.
+    assert metrics["critic_grad_norm"][-1] >= abs(2 * (0.25 - returns.mean().item())) - 1e-5
+
+
+def test_the_critics_learning_rate_warms_up_by_training_steps(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(critic_warmup_steps=4, critic_learning_rate=1.0, critic_updates=2)
+    rates = []
+    for _ in range(5):
+        rates.append(trainer.critic_learner._optimizer.param_groups[0]["lr"])
+        trainer.critic_learner._optimizer.step()
+        trainer.critic_learner._schedule.step()
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def advantages_of(make_trainer: MakeTrainer, episodes: list[Trajectory], **changes: Any) -> torch.Tensor:
+    trainer = make_trainer(
+        controller=ReplayController(lambda step: episodes), critic_learning_rate=0.0, **changes
+    )
+    trainer.critic.head.bias.data.fill_(0.5)  # every value is 0.5
+    batch = score(trainer)
+    advantages: torch.Tensor = batch["advantages"][batch["tool_mask"].bool()]
+    return advantages
+
+
+def test_truncated_episodes_are_bootstrapped_or_not_as_set_and_never_as_if_terminated_by_accident(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
+) -> None:
+    cut_off = [replace(t, reward=0.0) for t in make_episodes(8, truncated=True)]
+    terminated = [replace(t, terminated=True, truncated=False, end_reason="terminated") for t in cut_off]
+    # Values are 0.5 everywhere and no reward comes: bootstrapping leaves nothing to learn.
+    bootstrap = advantages_of(make_trainer, cut_off, truncation="bootstrap")
+    assert bootstrap.abs().max().item() < 1e-6
+    zero = advantages_of(make_trainer, cut_off, truncation="zero")
+    assert zero.max().item() < -0.2
+    assert torch.equal(zero, advantages_of(make_trainer, terminated, truncation="bootstrap"))
+
+
+def test_dropped_episodes_train_nothing(make_trainer: MakeTrainer, make_episodes: MakeEpisodes) -> None:
+    mixed = make_episodes(4, seed=1) + make_episodes(4, seed=2, truncated=True)
+    trainer = make_trainer(controller=ReplayController(lambda step: mixed), truncation="drop")
+    batch = score(trainer)
+    assert batch["num_items_in_batch"].item() == sum(t.num_action_tokens for t in mixed[:4])
+    assert trainer._metrics["train"]["untrained_trajectories"][-1] == 4
+    assert trainer._metrics["train"]["truncation_rate"][-1] == 0.5
+
+
+def test_a_run_of_dropped_batches_changes_no_weight(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
+) -> None:
+    trainer = make_trainer(
+        controller=ReplayController(lambda step: make_episodes(8, truncated=True)),
+        truncation="drop",
+        gradient_accumulation_steps=2,
+        max_steps=2,
+    )
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+    assert all(math.isfinite(p.sum().item()) for p in trainer.critic.parameters())
+
+
+def test_monte_carlo_returns_are_discounted_rewards_to_come(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
+) -> None:
+    episodes = [replace(t, reward=1.0) for t in make_episodes(3)]
+    batch = make_trainer()._collate(episodes)
+    returns = monte_carlo_returns(batch, 0.5)
+    expected = [0.5 ** (n - 1 - i) for n in batch.token_counts.tolist() for i in range(n)]
+    assert returns.tolist() == pytest.approx(expected)
+
+
+def parity_episodes(make_episodes: MakeEpisodes, count: int) -> list[Trajectory]:
+    """The prompt's first token tells the reward, so a critic can learn it."""
+    return [
+        replace(t, prompt_ids=[2 + i % 2, *t.prompt_ids], reward=float(i % 2))
+        for i, t in enumerate(make_episodes(count, seed=5))
+    ]
+
+
+def test_value_pretraining_teaches_the_returns_and_shows_its_progress(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
+) -> None:
+    trainer = make_trainer(value_pretrain_learning_rate=1e-2)
+    policy = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    seen: list[tuple[int, int]] = []
+    report = trainer.pretrain_critic(
+        parity_episodes(make_episodes, 60),
+        steps=40,
+        on_progress=lambda step, total, loss: seen.append((step, total)),
+    )
+    assert seen == [(i, 40) for i in range(1, 41)]
+    assert report.steps == 40
+    assert report.trajectories == 54  # a tenth is held out
+    assert report.loss_last < 0.25 * report.loss_first
+    assert report.explained_variance > 0.5
+    assert all(torch.equal(p, policy[name]) for name, p in trainer.model.named_parameters())
+
+
+def test_pretraining_may_move_attention_and_rl_then_may_not(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
+) -> None:
+    episodes = parity_episodes(make_episodes, 20)
+    for allowed in (True, False):
+        trainer = make_trainer(value_pretrain_attention=allowed, value_pretrain_learning_rate=1e-2)
+        attention = {n: p.detach().clone() for n, p in trainer.critic.named_parameters() if "self_attn" in n}
+        trainer.pretrain_critic(episodes, steps=3)
+        moved = any(
+            not torch.equal(p, attention[n]) for n, p in trainer.critic.named_parameters() if n in attention
+        )
+        assert moved == allowed
+        assert not any(p.requires_grad for n, p in trainer.critic.named_parameters() if n in attention)
+        assert not trainer.critic_learner._optimizer.state  # RL starts with a fresh optimizer
+
+
+def test_epochs_and_steps_of_pretraining(make_trainer: MakeTrainer, make_episodes: MakeEpisodes) -> None:
+    trainer = make_trainer(value_pretrain_steps=2)
+    episodes = parity_episodes(make_episodes, 40)  # 36 trained on, in batches of 8
+    assert trainer.pretrain_critic(episodes, epochs=1).steps == 5
+    assert trainer.pretrain_critic(episodes).steps == 2
+    with pytest.raises(UsageError, match="not both"):
+        trainer.pretrain_critic(episodes, steps=1, epochs=1)
+    with pytest.raises(UsageError, match="at least 2"):
+        trainer.pretrain_critic(episodes[:1])
+
+
+def test_a_run_pretrains_by_itself_where_set_with_episodes_of_the_starting_policy(
+    make_trainer: MakeTrainer,
+) -> None:
+    trainer = make_trainer(value_pretrain_episodes=20, value_pretrain_steps=3, max_steps=1)
+    trainer.train()
+    # Three batches of 8 at step 0 for the critic, then the training step's own.
+    assert trainer._controller.steps == [0, 0, 0, 0]
