@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,7 @@ class AsyncController:
         self._next_step = self._version
         self._fatal: Exception | None = None
         self._evaluations = itertools.count()
+        self._lock = threading.Lock()
         self._thread: LoopThread | None = None
         self._stopped = False
         self._started = False
@@ -212,10 +214,11 @@ class AsyncController:
 
         Environments that do not close within ``shutdown_timeout_s`` are named in the log; their threads are daemons.
         """
-        if self._stopped:
-            return
-        self._stopped = True
-        thread = self._thread or LoopThread("agentenv-rollout")
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            thread = self._thread or LoopThread("agentenv-rollout")
         try:
             thread.call(self._shut_down())
         finally:
@@ -230,11 +233,12 @@ class AsyncController:
     # -- the loop's side -----------------------------------------------------------------------------------------
 
     def _loop(self) -> LoopThread:
-        if self._stopped:
-            raise RolloutError("the rollout was stopped")
-        if self._thread is None:
-            self._thread = LoopThread("agentenv-rollout")
-        return self._thread
+        with self._lock:
+            if self._stopped:
+                raise RolloutError("the rollout was stopped")
+            if self._thread is None:
+                self._thread = LoopThread("agentenv-rollout")
+            return self._thread
 
     def _snapshot(self, read: Callable[[], Any]) -> Any:
         """Read in the loop's thread, where nothing changes meanwhile."""
@@ -437,9 +441,9 @@ class AsyncController:
         tasks: list[asyncio.Task[Any]] = [*self._slots, *self._evaluating]
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for manager in self._managers:
             manager.end()
-        await asyncio.gather(*tasks, return_exceptions=True)
         hung = [name for manager in self._managers for name in await manager.join(deadline)]
         if hung:
             logger.warning("%s did not close within %g s", ", ".join(hung), self.config.shutdown_timeout_s)
