@@ -112,6 +112,7 @@ def load_tasks(source: str | Path, split: str | None = None) -> list[SWETask]:
     """
     name = str(source)
     path = Path(source).expanduser()
+    rows: Iterable[tuple[str, Any]]
     if path.is_file():
         if path.suffix not in _FILE_KINDS:
             raise UsageError(

@@ -26,11 +26,11 @@ from typing import Any
 from agentenv.errors import SandboxError, UsageError
 
 from .data import SWETask
-from .package_wheels import FetchedPackage, TargetPython, fetch_package, requirements
+from .package_wheels import FetchedPackage, TargetPython, fetch_package, requirements, requirements_file
 from .sandbox import SandboxBackend, SandboxSpec
 from .sandbox.images import build_image, ensure_base_image
 
-__all__ = ["ensure_task_image", "package_image_tag"]
+__all__ = ["REPOSITORY_SCRIPT", "build_lock", "ensure_task_image", "package_image_tag"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,33 +38,41 @@ PACKAGE_LABEL = "agentenv.package"
 INSTANCE_LABEL = "agentenv.instance"
 ENVIRONMENT = "/opt/testbed"
 
-# Part of the tag: a change here builds every package image anew.
+# Lays the repository out of a source distribution in $SDIST at $TESTBED, as one commit.
+REPOSITORY_SCRIPT = """\
+set -euo pipefail
+unpacked="$(mktemp -d -p "$(dirname "$TESTBED")")"
+python3 -c 'import shutil, sys; shutil.unpack_archive(*sys.argv[1:])' "$SDIST" "$unpacked"
+test "$(ls "$unpacked" | wc -l)" = 1
+rm -rf "$TESTBED"
+mv "$unpacked"/* "$TESTBED"
+rmdir "$unpacked"
+cd "$TESTBED"
+if [ "$(id -u)" = 0 ]; then chown -R 0:0 .; fi
+chmod -R u+rwX,go+rX .
+rm -rf .git
+git init -q
+printf '%s\\n' '__pycache__/' '*.py[cod]' '.pytest_cache/' '.hypothesis/' >>.git/info/exclude
+git add -A -f
+export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z'
+git -c user.name=agentenv -c user.email=agentenv@localhost commit -q --no-verify -m "Import $PACKAGE"
+test "$(git rev-list --all --count)" = 1
+"""
+# Part of the tag, as is the script above: a change here builds every package image anew.
 _BUILD_SCRIPT = f"""\
 set -euo pipefail
 cd /build
 python3 -m venv --without-pip {ENVIRONMENT}
 python3 -m pip --python {ENVIRONMENT}/bin/python install --no-index --find-links wheels -r requirements.txt
-mkdir unpacked
-python3 -c 'import shutil, sys; shutil.unpack_archive(sys.argv[1], "unpacked")' sdist/*
-test "$(ls unpacked | wc -l)" = 1
-rm -rf "$TESTBED"
-mv unpacked/* "$TESTBED"
-cd "$TESTBED"
-chown -R 0:0 .
-chmod -R u+rwX,go+rX .
-rm -rf .git
-git init -q
-printf '%s\\n' '__pycache__/' '*.py[cod]' '.pytest_cache/' '.hypothesis/' >> .git/info/exclude
-git add -A -f
-export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z'
-git -c user.name=agentenv -c user.email=agentenv@localhost -c gc.auto=0 commit -q --no-verify -m "$MESSAGE"
-test "$(git rev-list --all --count)" = 1
+export SDIST="$(echo /build/sdist/*)"
+bash repository.sh
+cd /
 rm -rf /build
 """
 _DOCKERFILE = f"""\
 FROM @BASE@
 COPY . /build/
-RUN TESTBED=@WORKDIR@ MESSAGE="Import @PACKAGE@" bash /build/build.sh
+RUN TESTBED=@WORKDIR@ PACKAGE=@PACKAGE@ bash /build/build.sh
 ENV PATH={ENVIRONMENT}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV PYTHONDONTWRITEBYTECODE=1
 WORKDIR @WORKDIR@
@@ -104,7 +112,7 @@ def ensure_task_image(task: SWETask, backend: SandboxBackend, *, progress: Progr
     tag = package_image_tag(task, _image_id(client, base))
     if _has_image(client, tag):
         return tag
-    with _lock(tag):  # environments that start together build once
+    with build_lock(tag):  # environments that start together build once
         if not _has_image(client, tag):
             _build(task, backend, client, base, tag, say)
     return tag
@@ -121,6 +129,7 @@ def package_image_tag(task: SWETask, base_id: str) -> str:
             task.source_root,
             task.workdir,
             base_id,
+            REPOSITORY_SCRIPT,
             _BUILD_SCRIPT,
             _DOCKERFILE,
         ]
@@ -141,7 +150,8 @@ def _build(task: SWETask, backend: SandboxBackend, client: Any, base: str, tag: 
 def _context(task: SWETask, fetched: FetchedPackage) -> dict[str, bytes]:
     files = {f"wheels/{path.name}": path.read_bytes() for path in fetched.wheels}
     files[f"sdist/{fetched.sdist.name}"] = fetched.sdist.read_bytes()
-    files["requirements.txt"] = "\n".join([str(task.package), *requirements(task), ""]).encode()
+    files["requirements.txt"] = requirements_file(task).encode()
+    files["repository.sh"] = REPOSITORY_SCRIPT.encode()
     files["build.sh"] = _BUILD_SCRIPT.encode()
     return files
 
@@ -189,7 +199,7 @@ def _ensure_pulled(client: Any, image: str, say: Progress) -> None:
 
     if _has_image(client, image):
         return
-    with _lock(image):
+    with build_lock(image):
         if _has_image(client, image):
             return
         say(f"pulling {image}")
@@ -228,8 +238,8 @@ def _slug(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _lock(tag: str) -> Iterator[None]:
-    """Held by one thread of one process; another tag has another lock."""
+def build_lock(tag: str) -> Iterator[None]:
+    """Held by one thread of one process at a time; another tag has another lock."""
     digest = hashlib.sha256(tag.encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"agentenv-task-image-{os.getuid()}-{digest}.lock"
     with path.open("w") as lock:

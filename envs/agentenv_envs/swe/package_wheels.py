@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import platform
 import re
 import subprocess
 import sys
@@ -29,7 +30,14 @@ from agentenv.errors import SandboxError, UsageError
 
 from .data import SWETask
 
-__all__ = ["FetchedPackage", "TargetPython", "editable_wheel", "fetch_package"]
+__all__ = [
+    "FetchedPackage",
+    "TargetPython",
+    "editable_wheel",
+    "fetch_package",
+    "requirements",
+    "requirements_file",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +59,18 @@ class TargetPython:
     machine: str
     glibc: tuple[int, int]
 
+    @classmethod
+    def of_host(cls) -> TargetPython:
+        """The Python that runs this."""
+        libc = [*platform.libc_ver()[1].split("."), "0", "0"]
+        return cls(sys.version_info[:2], platform.machine(), (int(libc[0] or 0), int(libc[1] or 0)))
+
     @property
     def is_host(self) -> bool:
         """Whether wheels that pip chooses for the host fit as well."""
-        import platform
-
-        name, libc = platform.libc_ver()
-        host = tuple(int(part) for part in libc.split(".")[:2]) if name == "glibc" else ()
-        return (
-            sys.platform == "linux"
-            and sys.version_info[:2] == self.version
-            and platform.machine() == self.machine
-            and () < host <= self.glibc
-        )
+        host = TargetPython.of_host()
+        same = host.version == self.version and host.machine == self.machine
+        return sys.platform == "linux" and same and host.glibc <= self.glibc
 
     def pip_options(self) -> list[str]:
         """Options that make `pip download` choose wheels for this Python instead of the host's."""
@@ -130,6 +137,11 @@ def requirements(task: SWETask) -> list[str]:
     """The row's `install`; pytest is added where the row forgot it."""
     names = {re.split(r"[^\w.-]", item, maxsplit=1)[0].lower() for item in task.install}
     return [*task.install, *([] if "pytest" in names else ["pytest"])]
+
+
+def requirements_file(task: SWETask) -> str:
+    """What the tests' environment holds, as pip's requirements file: the release itself comes first."""
+    return "\n".join([str(task.package), *requirements(task), ""])
 
 
 def editable_wheel(real_wheel: Path, folder: Path, source: str) -> Path:

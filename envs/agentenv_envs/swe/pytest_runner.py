@@ -8,7 +8,7 @@ makes its tests pass without being right:
 - the configuration, with the run's secret, is deleted before anything else is imported; the record that
   carries the secret back is written after pytest has returned, so a process that ends itself early leaves
   none;
-- pytest is imported before the repository can be on the path, so nothing there can stand in for it;
+- what lies in the repository comes last on the path, and pytest is imported before any of it;
 - in the tests' own files, operands of ==, != and `in` are checked: a value that equals everything fails the
   test;
 - byte code of tests is neither read nor written.
@@ -99,10 +99,12 @@ class Honesty:
                 continue
             if self.allow_any and kind.__module__ == "unittest.mock" and kind.__name__ == "_ANY":
                 continue
-            own_equality = kind not in CONTAINERS and kind.__eq__ is not object.__eq__
+            equality: Any = kind.__eq__
+            own_equality = kind not in CONTAINERS and equality is not object.__eq__
             if own_equality and any(self.equal(item, probe) for probe in self.probes):
                 return True
             # Read by the base class: a subclass's own iteration could hide items.
+            base: Any
             for base in (list, tuple, set, frozenset):
                 if isinstance(item, base):
                     waiting += base.__iter__(item)
@@ -191,15 +193,17 @@ def main() -> int:
     with open(sys.argv[1], encoding="utf-8") as file:
         config: dict[str, Any] = json.load(file)
     os.unlink(sys.argv[1])
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if path and os.path.abspath(path) != here]
+    workdir, here = os.getcwd(), os.path.dirname(os.path.abspath(__file__))
+    paths = [path for path in map(os.path.abspath, filter(None, sys.path)) if path != here]
+    inside = [path for path in paths if os.path.join(path, "").startswith(os.path.join(workdir, ""))]
+    sys.path[:] = [path for path in paths if path not in inside] + inside
     sys.argv[:] = ["pytest"]
     sys.dont_write_bytecode = True
     pytest: Any = importlib.import_module("pytest")
     for name in PRELOADED:
         importlib.import_module(name)
     # Tests may change the working directory.
-    workdir, record_path = os.getcwd(), os.path.abspath(config["record"])
+    record_path = os.path.abspath(config["record"])
     guard_files({os.path.realpath(name) for name in config["files"]})
     arguments = ["-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", workdir, "--assert=rewrite"]
     arguments += ["--continue-on-collection-errors", "--maxfail=0", "--tb=short", "-q", "-rfE"]

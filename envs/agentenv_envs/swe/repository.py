@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 
 from agentenv.errors import SandboxError
 
 from .data import SWETask
+from .package_folder import ensure_package_folder
 from .package_image import ensure_task_image
 from .sandbox import Sandbox, SandboxBackend, SandboxSpec
 
@@ -76,19 +78,23 @@ def open_workspace(
         UsageError: the back-end can't hold real repositories.
         SandboxError: the image or the sandbox could not be made.
     """
-    image = ensure_task_image(task, backend, progress=progress)
-    large = task.package is None
-    spec = SandboxSpec(
-        image=image,
-        workdir=task.workdir,
-        read_only=False,
-        memory_mb=4096 if large else 1024,
-        cpus=2.0 if large else 1.0,
-        pids=512 if large else 256,
-    )
+    layout = ""
+    if backend.kind == "docker":
+        large = task.package is None
+        spec = SandboxSpec(
+            image=ensure_task_image(task, backend, progress=progress),
+            workdir=task.workdir,
+            memory_mb=4096 if large else 1024,
+            cpus=2.0 if large else 1.0,
+            pids=512 if large else 256,
+        )
+    else:
+        folder = ensure_package_folder(task, progress=progress)
+        spec = SandboxSpec(workdir=task.workdir, memory_mb=4096, environment=folder.variables(task))
+        layout = f"cp -a {shlex.quote(str(folder.repository))}/. . || exit 1\n"
     sandbox = backend.acquire(spec)
     try:
-        result = sandbox.run(_ONE_COMMIT, timeout_s=_GIT_TIMEOUT_S)
+        result = sandbox.run(layout + _ONE_COMMIT, timeout_s=_GIT_TIMEOUT_S)
         if result.exit_code != 0:
             raise SandboxError(
                 f"{task.instance_id}: the repository in {task.workdir} can't be prepared "
@@ -104,8 +110,7 @@ def workspace_patch(sandbox: Sandbox) -> str:
     """What the agent changed since `open_workspace`, as a binary-safe unified diff without renames.
 
     An agent that breaks its own repository, or fills it with more than `MAX_PATCH_BYTES` of changes, has
-    made no
-    patch: the result is "" then, with a line in the log.
+    made no patch: the result is "" then, with a line in the log.
 
     Raises:
         SandboxError: the sandbox does not answer.

@@ -1,0 +1,56 @@
+"""What of an agent's patch is graded."""
+
+import pytest
+
+from agentenv_envs.swe.repository import is_protected
+
+TEST_FILES = ("tests/unit/test_a.py", "pkg/tests/test_b.py", "checks/check_c.py", "test_root.py")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/unit/test_a.py",
+        "tests/helpers.py",
+        "tests",
+        "pkg/tests/data/x.json",
+        "checks/check_c.py",
+        "test_root.py",
+        "conftest.py",
+        "src/pkg/conftest.py",
+        "pytest.ini",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "sub/pyproject.toml",
+        "src/sitecustomize.py",
+        "src/sitecustomize/__init__.py",
+        "usercustomize.py",
+        "src/x.pth",
+        "src/pkg/__pycache__/a.cpython-311.pyc",
+        "src/pkg/a.pyc",
+        "src/evil.egg-info/entry_points.txt",
+        "src/evil-1.dist-info/entry_points.txt",
+    ],
+)
+def test_what_decides_how_tests_run_is_protected(path: str) -> None:
+    assert is_protected(path, TEST_FILES)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "src/pkg/code.py",
+        "pkg/code.py",
+        "pkg/testing.py",
+        "pkg/tests.py",
+        "checks/other.py",
+        "setup.py",
+        "src/pytest_plugin.py",
+        "other/tests/test_x.py",
+        "tests2/a.py",
+        "docs/conftest.rst",
+    ],
+)
+def test_everything_else_is_the_agents_to_change(path: str) -> None:
+    assert not is_protected(path, TEST_FILES)
