@@ -28,6 +28,7 @@ from agentenv_trainers.recipe import (
     RecipeArguments,
     check_engine,
     find_environment,
+    fit_context,
     load_policy,
     open_engine,
     parse,
@@ -67,13 +68,30 @@ OWN_MODEL: dict[str, Any] = {
 }
 """Settings for a model of yours; ``--preset swe`` sets batch, context, turns and clip bounds of the paper instead."""
 
+PRESET_FIELDS = (
+    "gradient_accumulation_steps",
+    "max_turns",
+    "max_tokens_per_episode",
+    "clip_low",
+    "clip_high",
+)
+"""What ``--preset`` sets, and the recipe then leaves alone."""
+
+DATA_SET: dict[str, Any] = {
+    "reset_timeout_s": 1800.0,
+    "step_timeout_s": 2400.0,
+    "episode_timeout_s": 7200.0,
+    "max_tokens_per_episode": 8192,
+}
+"""For real repositories, over the above: a first reset may build an image, the last step runs a test suite."""
+
 SMOKE: dict[str, Any] = {
     "max_steps": 2,
-    "per_device_train_batch_size": 8,
+    "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
-    "num_envs": 8,
-    "eval_episodes": 8,
-    "value_pretrain_episodes": 8,
+    "num_envs": 4,
+    "eval_episodes": 4,
+    "value_pretrain_episodes": 4,
     "value_pretrain_steps": 2,
     "save_steps": 1,
 }
@@ -96,14 +114,24 @@ class SWEArguments(RecipeArguments):
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that what the user set stands on."""
-    chosen = dict(EMBEDDED if given.get("model", "embedded") == "embedded" else OWN_MODEL)
-    if given.get("smoke"):
-        chosen.update(SMOKE)
+    """The settings that stand below what the user set."""
+    settings = dict(EMBEDDED if given.get("model", "embedded") == "embedded" else OWN_MODEL)
+    if given.get("dataset", "embedded") != "embedded":
+        settings |= DATA_SET
     if "preset" in given:
-        chosen.pop("gradient_accumulation_steps", None)
-    chosen["output_dir"] = time.strftime("runs/swe_sao-%Y%m%d-%H%M%S")
-    return chosen
+        settings = {name: value for name, value in settings.items() if name not in PRESET_FIELDS}
+    if given.get("smoke"):
+        settings |= SMOKE
+    return settings | {"output_dir": time.strftime("runs/swe_sao-%Y%m%d-%H%M%S")}
+
+
+def evaluation_tasks(arguments: SWEArguments) -> str:
+    """A sentence for the report: what the evaluations play."""
+    if arguments.env is not None:
+        return "Tasks from seeds that training never uses."
+    if arguments.dataset == "embedded":
+        return "Generated tasks that training never sees."
+    return "One row in five, never trained on; a data set of fewer than ten rows is not split."
 
 
 def environments(arguments: SWEArguments, sandboxes: SandboxBackend | None) -> tuple[EnvFactory, EnvFactory]:
@@ -133,12 +161,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     train_env, eval_env = environments(arguments, sandboxes)
     policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
     config.model_init_kwargs = None
+    fit_context(config, policy, parsed.given)
 
     rollout = config.rollout_config()
     engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)
     controller = AsyncController(train_env, LLMProxy([engine]), policy.tokenizer, rollout, seed=config.seed)
 
-    with Experiment("swe_sao", parsed, controller, eval_env=eval_env, sandboxes=sandboxes) as experiment:
+    with Experiment(
+        "swe_sao",
+        parsed,
+        controller,
+        eval_env=eval_env,
+        eval_tasks=evaluation_tasks(arguments),
+        sandboxes=sandboxes,
+    ) as experiment:
         trainer = SAOTrainer(policy.model, config, experiment.rollouts, policy.tokenizer)
         experiment.evaluate("before")
         experiment.pretrain_critic(trainer, train_env)

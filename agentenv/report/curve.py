@@ -16,7 +16,7 @@ from agentenv.report.run_directory import read_json, read_lines, write_text
 
 
 def success_curve(run: str | Path) -> str:
-    """A chart of success over the steps, with the held-out success before and after as dashed lines.
+    """A chart of success over the steps, with the evaluations before and after as dashed lines.
 
     Args:
         run: path of a run directory.
@@ -30,7 +30,7 @@ def success_curve(run: str | Path) -> str:
         raise UsageError(f"{path / 'metrics.jsonl'}: no training step there")
     summary = read_json(path / "summary.json")
     levels = [
-        (summary[phase]["success"], f"held-out success {phase} training: {summary[phase]['success']:.0%}")
+        (summary[phase]["success"], f"evaluated {phase} training: {summary[phase]['success']:.0%}")
         for phase in ("before", "after")
         if summary.get(phase)
     ]

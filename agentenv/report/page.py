@@ -168,9 +168,9 @@ def _tiles(
     tiles: list[tuple[str, str]] = []
     before, after = _result(record, summary, "before"), _result(record, summary, "after")
     if before:
-        tiles.append((_percent(before["success"]), "held-out success before"))
+        tiles.append((_percent(before["success"]), "success before training"))
     if after:
-        tiles.append((_percent(after["success"]), "held-out success after"))
+        tiles.append((_percent(after["success"]), "success after training"))
     if before and after:
         tiles.append((f"{(after['success'] - before['success']) * 100:+.1f}", "gain in percentage points"))
     if metrics:
@@ -199,11 +199,12 @@ def _success(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
             sizes.append(f"{result['episodes']} episodes {phase}")
     if not rows:
         return ""
-    chart = interval_chart(rows, label="held-out success before and after training")
+    chart = interval_chart(rows, label="success before and after training")
     return (
-        "<h2>Held-out success</h2>"
-        '<figure class="wide"><figcaption><span>Tasks never trained on, sampled at temperature 1; '
-        f"{escape(', '.join(sizes))}. Bars: 95% Wilson intervals.</span></figcaption>{chart}</figure>"
+        "<h2>Success before and after</h2>"
+        f'<figure class="wide"><figcaption><span>{visible(str(record.get("eval_tasks", "")))} '
+        f"Sampled at temperature 1; {escape(', '.join(sizes))}. Bars: 95% Wilson intervals.</span></figcaption>"
+        f"{chart}</figure>"
     )
 
 
@@ -253,7 +254,7 @@ def _transcripts(episodes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         return f"<h2>Transcripts</h2>{shown}" if shown else ""
     parts = [
         "<h2>Transcripts</h2>",
-        '<p class="soft">The same held-out task before and after training. Chosen by rule: one that training '
+        '<p class="soft">The same task before and after training. Chosen by rule: one that training '
         "mended, one that failed both times, one solved both times, one that training broke; "
         "as far as there are such.</p>",
     ]

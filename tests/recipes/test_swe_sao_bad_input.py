@@ -13,6 +13,7 @@ ROW = {
     "problem_statement": "An empty name is accepted.",
     "package": "flask==2.2.3",
     "install": ["pytest<8"],
+    "source_root": "src",
     "patch": DIFF.format(path="src/flask/app.py"),
     "test_patch": DIFF.format(path="tests/test_x.py"),
     "FAIL_TO_PASS": ["tests/test_x.py::test_x"],

@@ -169,6 +169,6 @@ def test_line_breaks_and_tabs_stay_other_control_characters_are_named():
 def test_the_success_curve_is_written_as_a_file(run, tmp_path, capsys):
     assert curve([str(run.path), "--svg", str(tmp_path / "images" / "demo.svg")]) == 0
     svg = (tmp_path / "images" / "demo.svg").read_text()
-    assert "held-out success before training: 50%" in svg
+    assert "evaluated before training: 50%" in svg
     assert curve([str(tmp_path / "nothing"), "--svg", str(tmp_path / "x.svg")]) == 2
     assert "no training step" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from agentenv_trainers.recipe.sources import (
     Policy,
     check_engine,
     find_environment,
+    fit_context,
     load_policy,
     open_engine,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "check_engine",
     "evaluation_result",
     "find_environment",
+    "fit_context",
     "load_policy",
     "open_engine",
     "parse",

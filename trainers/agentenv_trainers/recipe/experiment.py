@@ -1,6 +1,6 @@
 """A training run from the first evaluation to the report: the part that all recipes share.
 
-    with Experiment("swe_sao", parsed, controller, eval_env=held_out) as experiment:
+    with Experiment("swe_sao", parsed, controller, eval_env=held_out, eval_tasks="...") as experiment:
         trainer = SAOTrainer(model, config, experiment.rollouts, tokenizer)
         experiment.evaluate("before")
         experiment.train(trainer)
@@ -72,6 +72,7 @@ class Experiment:
         parsed: the options; ``config.output_dir`` becomes the folder of checkpoints.
         controller: plays the training episodes and the evaluations; stopped at the end.
         eval_env: makes the environment of the evaluations.
+        eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
         sandboxes: closed and counted at the end; None where the environment has none.
 
     Raises:
@@ -85,11 +86,13 @@ class Experiment:
         controller: AsyncController,
         *,
         eval_env: EnvFactory,
+        eval_tasks: str,
         sandboxes: Sandboxes | None = None,
     ) -> None:
         self._name, self._parsed = name, parsed
         self._arguments, self._config = parsed.arguments, parsed.config
         self._controller, self._eval_env, self._sandboxes = controller, eval_env, sandboxes
+        self._eval_tasks = eval_tasks
         self._interruption = Interruption()
         self._checkpoint: Path | None = None
         self._step = 0
@@ -125,7 +128,7 @@ class Experiment:
         return self
 
     def evaluate(self, phase: str) -> dict[str, Any]:
-        """Play the held-out tasks with the current policy, sampled at temperature 1.
+        """Play the evaluation's tasks with the current policy, sampled at temperature 1.
 
         Args:
             phase: "before" or "after" training.
@@ -146,7 +149,7 @@ class Experiment:
         low, high = result["interval"]
         failed = f", {sum(result['failed'].values())} failed" if result["failed"] else ""
         self._progress.note(
-            f"held-out success {phase} training: {result['success']:.3f} "
+            f"success {phase} training: {result['success']:.3f} "
             f"[{low:.3f}, {high:.3f}] over {result['episodes']} episodes{failed}"
         )
         return result
@@ -252,6 +255,7 @@ class Experiment:
         told = {*self._parsed.chosen, *settings(self._arguments), "seed"}
         record = {
             "name": self._name,
+            "eval_tasks": self._eval_tasks,
             "sandbox": self._sandboxes.kind if self._sandboxes else None,
             "given": {name: value for name, value in self._parsed.given.items() if name != "output_dir"},
             "args": {name: value for name, value in options.items() if name in told},

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STDERR = 2
 
 
 class Interrupted(KeyboardInterrupt):
@@ -81,13 +81,11 @@ class Interruption:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
             # Plain writes: the progress line's lock may be held by the code that was interrupted.
-            os.write(
-                sys.stderr.fileno(), b"\nended by force; the next start removes the sandboxes that are left\n"
-            )
+            os.write(_STDERR, b"\nended by force; the next start removes the sandboxes that are left\n")
             self._force(128 + signum)
             return
         self.signum = signum
         if self._immediate:
             self._immediate = False
             raise Interrupted(signum)
-        os.write(sys.stderr.fileno(), b"\nending after this training step; once more ends at once\n")
+        os.write(_STDERR, b"\nending after this training step; once more ends at once\n")

@@ -28,7 +28,7 @@ def evaluation_result(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     return {
         "success": rate.rate if valid else 0.0,
         "episodes": rate.episodes,
-        "interval": [rate.low, rate.high],
+        "interval": [round(rate.low, 6), round(rate.high, 6)],
         "reward": sum(item.reward for item in valid) / number,
         "action_tokens": sum(item.num_action_tokens for item in valid) / number,
         "families": {name: family.rate for name, family in by_family(valid).items()},

@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,9 @@ import agentenv
 from agentenv import registration
 from agentenv.errors import MissingExtraError, UsageError
 from agentenv.inference import Engine
+from agentenv_trainers.rollout_settings import RolloutSettings
+
+logger = logging.getLogger(__name__)
 
 TextEnv = gymnasium.Env[str, str]
 EnvFactory = Callable[[], TextEnv]
@@ -101,6 +105,29 @@ def load_policy(name: str, *, embedded: Path, model_options: Mapping[str, Any] |
     return Policy(name, model, tokenizer)
 
 
+def fit_context(config: RolloutSettings, policy: Policy, given: Collection[str]) -> None:
+    """Limit episodes to the model's positions, unless the user gave their length: then it must fit.
+
+    Args:
+        config: ``max_tokens_per_episode`` is changed.
+        policy: whose positions count.
+        given: names of the options that the user set.
+
+    Raises:
+        UsageError: a length was given that the model cannot hold.
+    """
+    positions = getattr(policy.model.config, "max_position_embeddings", None)
+    wanted = config.max_tokens_per_episode
+    if positions is None or wanted is None or wanted <= positions:
+        return
+    if "max_tokens_per_episode" in given:
+        raise UsageError(
+            f"--max_tokens_per_episode is {wanted}, but model {policy.name} has {positions} positions"
+        )
+    logger.warning("episodes are limited to the %d positions of model %s", positions, policy.name)
+    config.max_tokens_per_episode = positions
+
+
 def check_engine(kind: str) -> None:
     """Whether an engine can be used here; cheap.
 
@@ -122,17 +149,9 @@ def open_engine(policy: Policy, *, max_batch: int, max_length: int) -> Engine:
         policy: what to copy.
         max_batch: most requests decoded side by side.
         max_length: most tokens of a sequence.
-
-    Raises:
-        UsageError: the model has fewer positions than that.
     """
     from agentenv.inference.transformers_engine import TransformersEngine
 
-    positions = getattr(policy.model.config, "max_position_embeddings", None)
-    if positions is not None and max_length > positions:
-        raise UsageError(
-            f"--max_tokens_per_episode is {max_length}, but model {policy.name} has {positions} positions at most"
-        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return TransformersEngine(
         policy.model, policy.tokenizer, max_batch=max_batch, max_length=max_length, device=device

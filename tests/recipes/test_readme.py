@@ -1,0 +1,101 @@
+"""What README and docs show works as it is shown."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+import agentenv
+from agentenv.testing import check_env
+from agentenv_trainers.recipe import find_environment, parse, run_recipe
+from agentenv_trainers.sao import SAOConfig
+
+
+@pytest.fixture(scope="module")
+def texts(repository):
+    """README and docs, by name."""
+    paths = [
+        repository / "README.md",
+        repository / "recipes" / "README.md",
+        *sorted((repository / "docs").glob("*.md")),
+    ]
+    return {str(path.relative_to(repository)): path.read_text(encoding="utf-8") for path in paths}
+
+
+@pytest.fixture
+def examples(texts, tmp_path):
+    """Writes the files that the texts show, each marked by a comment with its name."""
+    for text in texts.values():
+        for name, content in re.findall(r"<!-- example: (\S+) -->\n```\w*\n(.*?)```", text, re.S):
+            (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def test_the_environment_of_the_readme_is_twenty_lines_and_keeps_the_contract(examples):
+    source = (examples / "guess.py").read_text()
+    assert len([line for line in source.splitlines() if line.strip()]) <= 20
+    env = find_environment(str(examples / "guess.py"))()
+    check_env(env)
+    assert agentenv.spec("Guess-v0").id == "agentenv/Guess-v0"
+
+
+def test_the_environment_of_the_readme_can_be_won_and_lost(examples):
+    env = find_environment(str(examples / "guess.py"))()
+    low, high, turns, terminated = 1, 9, 0, False
+    env.reset(seed=3)
+    while not terminated:
+        guess = (low + high) // 2
+        answer, reward, terminated, truncated, info = env.step(f"I say {guess}.")
+        low, high = (guess + 1, high) if answer == "higher" else (low, guess - 1)
+        turns += 1
+    assert (answer, reward, truncated, info["success"]) == ("right", 1.0, False, True)
+    assert turns <= 4
+    assert env.reset(seed=3)[1] == env.reset(seed=3)[1]
+
+
+def test_the_environment_of_the_readme_trains(examples, swe_sao, tiny_policy, monkeypatch):
+    monkeypatch.chdir(examples)
+    argv = ["--env", "guess.py", "--smoke", "--output_dir", "out", "--max_tokens_per_turn", "6", "--model"]
+    argv.append(str(tiny_policy))
+    assert run_recipe(swe_sao.main, argv) == 0
+    summary = json.loads((examples / "out" / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["after"]["episodes"] == 4
+
+
+def test_every_command_of_the_recipe_that_is_shown_is_accepted(texts, examples, swe_sao, monkeypatch):
+    monkeypatch.chdir(examples)
+    commands = [
+        line.strip()
+        for text in texts.values()
+        for block in re.findall(r"```bash\n(.*?)```", text, re.S)
+        for line in block.splitlines()
+        if line.startswith("python recipes/swe_sao.py")
+    ]
+    assert len(commands) >= 3
+    for command in commands:
+        argv = shlex.split(command, comments=True)[2:]
+        parsed = parse(swe_sao.SWEArguments, SAOConfig, argv, defaults=swe_sao.defaults, description="")
+        assert parsed.config.max_steps > 0
+
+
+def test_every_option_that_is_named_exists(texts, swe_sao):
+    fields = {*swe_sao.SWEArguments.__dataclass_fields__, *SAOConfig.__dataclass_fields__, "config", "help"}
+    named = {
+        option.replace("-", "_")
+        for text in texts.values()
+        for option in re.findall(r"(?<![\w-])--([a-z][a-z_-]*[a-z])", text)
+    }
+    # Options of other programs: the calibration command and the installer's.
+    assert named - {"json", "sandbox", "svg"} <= fields
+
+
+def test_every_file_that_is_linked_exists(texts, repository):
+    missing = [
+        f"{name} -> {target}"
+        for name, text in texts.items()
+        for target in re.findall(r"\]\(([^)#]+)", text)
+        if "://" not in target and not ((repository / name).parent / target).exists()
+    ]
+    assert missing == []
