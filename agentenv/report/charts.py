@@ -148,7 +148,8 @@ def line_chart(
     base = HEIGHT - _BOTTOM
     parts.append(_line("axis", _LEFT, base, WIDTH - _RIGHT, base))
     for tick in nice_ticks(x_low, x_high, 7):
-        if x_low <= tick <= x_high:
+        # Steps are whole numbers: a short run gets no ticks between them.
+        if x_low <= tick <= x_high and tick == round(tick):
             parts.append(_text(f"{tick:g}", at_x(tick), base + 15, "middle"))
     parts.append(_text(x_label, WIDTH - _RIGHT, HEIGHT - 3, "end"))
     for index, item in enumerate(series):

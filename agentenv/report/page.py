@@ -72,7 +72,8 @@ CHARTS = (
            y_range=(0.0, None)),
     _Chart("Response length", {"response_tokens": "tokens"},
            "Tokens the policy wrote per episode; a collapse often shows here first.", y_range=(0.0, None)),
-    _Chart("Entropy", {"entropy": "entropy"}, "Of the policy, nats per token; near 0 it explores no more."),
+    _Chart("Entropy", {"entropy": "entropy"}, "Of the policy, nats per token; near 0 it explores no more.",
+           y_range=(0.0, None)),
     _Chart("Speed", {"episodes_per_s": "episodes/s"}, "Finished episodes per second.", y_range=(0.0, None)),
 )  # fmt: skip
 

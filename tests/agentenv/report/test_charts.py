@@ -49,6 +49,12 @@ def test_a_constant_curve_still_has_an_axis():
     ElementTree.fromstring(line_chart([Series("x", [1], [0.0])]))
 
 
+def test_a_short_run_has_no_ticks_between_its_steps():
+    svg = line_chart([Series("x", [1, 2], [0.0, 1.0])], y_range=(0.0, 1.0), percent=True)
+    texts = [node.text or "" for node in ElementTree.fromstring(svg).iter("text")]
+    assert [text for text in texts if not text.endswith("%")] == ["1", "2", "step"]
+
+
 def test_higher_values_lie_higher_and_later_steps_further_right():
     [path] = paths(line_chart([Series("x", [1, 2], [0.0, 1.0])], window=1), "smooth")
     x1, y1, x2, y2 = map(float, re.findall(r"[\d.]+", path))
