@@ -111,6 +111,54 @@ def test_a_failure_of_pip_is_a_sandbox_error_with_the_tail_of_its_output(
     assert "| 80 |" not in message
 
 
+def release(folder: Path, wheel_name: str) -> str:
+    """Files of a release, and a script that hands them out as pip would."""
+    with zipfile.ZipFile(folder / wheel_name, "w") as archive:
+        archive.writestr("inflection/__init__.py", "")
+        archive.writestr("inflection-0.5.1.dist-info/RECORD", "")
+    with zipfile.ZipFile(folder / "inflection-0.5.1.zip", "w") as archive:
+        archive.writestr("inflection-0.5.1/src/inflection/__init__.py", "")
+    return f"""command=$5
+while [ $# -gt 1 ]; do
+  case $1 in --dest | --wheel-dir) folder=$2 ;; esac
+  shift
+done
+mkdir -p "$folder"
+case $command in
+  download) cp {folder}/*.zip "$folder" ;;
+  wheel) cp {folder}/*.whl "$folder" ;;
+esac"""
+
+
+def test_fetching_gives_the_source_and_an_editable_wheel(
+    task: SWETask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_pip(tmp_path, release(tmp_path, "inflection-0.5.1-py3-none-any.whl"), monkeypatch)
+    fetched = fetch_package(replace(task, source_root="src"), TargetPython.of_host(), tmp_path / "out")
+    assert fetched.sdist == tmp_path / "out" / "sdist" / "inflection-0.5.1.zip"
+    (wheel,) = fetched.wheels
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("__editable__.inflection-0.5.1.pth") == b"/testbed/src\n"
+
+
+@pytest.mark.parametrize("source_root", [".", "lib"])
+def test_a_source_root_without_the_package_is_refused(
+    task: SWETask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source_root: str
+) -> None:
+    fake_pip(tmp_path, release(tmp_path, "inflection-0.5.1-py3-none-any.whl"), monkeypatch)
+    message = rf"field 'source_root': '{source_root}' does not hold inflection/__init__.py"
+    with pytest.raises(UsageError, match=message):
+        fetch_package(replace(task, source_root=source_root), TargetPython.of_host(), tmp_path / "out")
+
+
+def test_a_package_with_compiled_parts_is_refused(
+    task: SWETask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_pip(tmp_path, release(tmp_path, "inflection-0.5.1-cp311-cp311-linux_x86_64.whl"), monkeypatch)
+    with pytest.raises(SandboxError, match="builds compiled code; package rows must be pure Python"):
+        fetch_package(replace(task, source_root="src"), TargetPython.of_host(), tmp_path / "out")
+
+
 def test_a_back_end_without_images_is_refused(task: SWETask) -> None:
     backend: Any = SimpleNamespace(kind="local-unisolated")
     with pytest.raises(UsageError, match="needs the docker sandbox, got 'local-unisolated'"):
@@ -146,12 +194,6 @@ def test_an_image_that_is_there_is_used_again(
     steps: list[str] = []
     assert ensure_task_image(replace(task, instance_id="x"), docker_backend, progress=steps.append) == tag
     assert steps == []
-
-
-@pytest.mark.docker
-def test_a_source_root_without_the_package_is_refused(task: SWETask, docker_backend: SandboxBackend) -> None:
-    with pytest.raises(UsageError, match=r"field 'source_root': 'lib' does not hold inflection/__init__.py"):
-        ensure_task_image(replace(task, source_root="lib"), docker_backend)
 
 
 @pytest.mark.docker
