@@ -34,45 +34,51 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t0")
 
 
+def make_tiny_policy(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
+    """A random Qwen3 of about 10,000 parameters."""
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes}))
+
+
+def make_episode_list(
+    count: int, seed: int = 0, *, truncated: bool = False, version: int = 0
+) -> list[Trajectory]:
+    """Random episodes of several turns; the same seed gives the same ones."""
+    rng = random.Random(seed)
+    return [_episode(rng, f"{seed}-{i}", truncated, version) for i in range(count)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
 @pytest.fixture
 def make_policy() -> Callable[..., Qwen3ForCausalLM]:
-    """A random Qwen3 of about 10,000 parameters."""
-
-    def make(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
-        torch.manual_seed(seed)
-        settings: dict[str, Any] = {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "intermediate_size": 48,
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 256,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-        }
-        return Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes}))
-
-    return make
+    return make_tiny_policy
 
 
 @pytest.fixture(scope="session")
 def make_episodes() -> Callable[..., list[Trajectory]]:
-    """Random episodes of several turns; the same seed gives the same ones."""
-
-    def make(count: int, seed: int = 0, *, truncated: bool = False, version: int = 0) -> list[Trajectory]:
-        rng = random.Random(seed)
-        return [_episode(rng, f"{seed}-{i}", truncated, version) for i in range(count)]
-
-    return make
+    return make_episode_list
 
 
 def _episode(rng: random.Random, name: str, truncated: bool, version: int) -> Trajectory:

@@ -38,6 +38,8 @@ class MicroBatch:
     """[b, t] bool, true on real tokens."""
     action_mask: Tensor
     """[b, t] bool, true on trained tokens; column 0 is never one."""
+    is_filler: bool
+    """True for a part that no row was left for: it holds a stub without trained tokens."""
     token_index: Tensor
     """[n] where the trained tokens, read row by row, lie in the flat order of the batch."""
 
@@ -102,6 +104,7 @@ class TrajectoryBatch:
             parts.append(
                 MicroBatch(
                     rows=rows,
+                    is_filler=is_empty,
                     input_ids=self.input_ids[rows, :width],
                     attention_mask=columns < self.lengths[rows].unsqueeze(1),
                     action_mask=mask,

@@ -47,7 +47,9 @@ class Critic(nn.Module):
 
     @classmethod
     def from_policy(cls, policy: PreTrainedModel) -> Critic:
-        """A critic that starts from a copy of the policy's backbone, all parameters trainable.
+        """A critic that starts from a copy of the policy's backbone, all parameters trainable and in float32.
+
+        In bfloat16 an AdamW step of a usual learning rate is rounded away; autocast still computes in bfloat16.
 
         Raises:
             ValueError: the policy has no separate backbone (``base_model``).
@@ -57,7 +59,7 @@ class Critic(nn.Module):
             raise ValueError(f"{type(policy).__name__} has no separate backbone (base_model_prefix)")
         critic = cls(cast(PreTrainedModel, copy.deepcopy(backbone)))
         critic.requires_grad_(True)
-        return critic
+        return critic.float()
 
     @property
     def _no_split_modules(self) -> object:

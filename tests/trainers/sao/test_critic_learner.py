@@ -33,9 +33,9 @@ def test_targets_are_made_once_then_k_updates_then_fresh_values_for_the_actor(
     calls: list[tuple[str, Any]] = []
     real_values, real_update = CriticLearner.values, CriticLearner.update
 
-    def values(self: CriticLearner, batch: Any) -> torch.Tensor:
+    def values(self: CriticLearner, batch: Any) -> Any:
         result = real_values(self, batch)
-        calls.append(("values", result.clone()))
+        calls.append(("values", result.tokens.clone()))
         return result
 
     def update(self: CriticLearner, batch: Any, returns: torch.Tensor, *, updates: int) -> Any:
@@ -58,7 +58,7 @@ def test_at_lambda_one_no_values_are_computed_for_the_targets(
     count = 0
     real = CriticLearner.values
 
-    def values(self: CriticLearner, batch: Any) -> torch.Tensor:
+    def values(self: CriticLearner, batch: Any) -> Any:
         nonlocal count
         count += 1
         return real(self, batch)
@@ -112,6 +112,25 @@ def test_truncated_episodes_are_bootstrapped_or_not_as_set_and_never_as_if_termi
     zero = advantages_of(make_trainer, cut_off, truncation="zero")
     assert zero.max().item() < -0.2
     assert torch.equal(zero, advantages_of(make_trainer, terminated, truncation="bootstrap"))
+
+
+def test_values_and_ends_are_those_of_the_states_before_a_token_and_after_the_end(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes
+) -> None:
+    episodes = make_episodes(3, truncated=True) + make_episodes(2, seed=1)
+    trainer = make_trainer(gradient_accumulation_steps=4, per_device_train_batch_size=2)
+    torch.nn.init.normal_(trainer.critic.head.weight)
+    batch = trainer._collate(episodes)
+    values, ends = trainer.critic_learner.values(batch)
+    torch.testing.assert_close(trainer.critic_learner.end_values(batch), ends, rtol=1e-5, atol=1e-5)
+    expected = []
+    for index, episode in enumerate(episodes):
+        with torch.no_grad():
+            output = trainer.critic(torch.tensor([episode.prompt_ids + episode.completion_ids]))[0].tolist()
+        first = len(episode.prompt_ids)
+        expected += [output[first + i - 1] for i, is_action in enumerate(episode.action_mask) if is_action]
+        assert ends[index].item() == pytest.approx(output[-1] if index < 3 else 0.0, abs=1e-5)
+    assert values.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_dropped_episodes_train_nothing(make_trainer: MakeTrainer, make_episodes: MakeEpisodes) -> None:

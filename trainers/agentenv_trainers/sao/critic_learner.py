@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -36,6 +36,15 @@ class CriticUpdate:
     """Mean over the updates, before clipping."""
     predictions: Tensor
     """[N] values before the first update."""
+
+
+class ValueEstimates(NamedTuple):
+    """What the critic says of a batch, without gradient."""
+
+    tokens: Tensor
+    """[N] value of the state in which each trained token was chosen."""
+    ends: Tensor
+    """[E] value of the state after the end of each episode that is bootstrapped, 0 for the others."""
 
 
 class CriticLearner:
@@ -60,26 +69,34 @@ class CriticLearner:
             critic.backbone.activation_checkpointing_enable(args.activation_checkpointing_kwargs)
         self._prepare(args.critic_learning_rate)
 
-    def values(self, batch: TrajectoryBatch) -> Tensor:
-        """[N] value of the state in which each trained token was chosen."""
-        values = torch.zeros(batch.num_tokens, device=batch.input_ids.device)
+    def values(self, batch: TrajectoryBatch) -> ValueEstimates:
+        """Values of all trained tokens and of the ends, in one pass over the batch."""
+        tokens = torch.zeros(batch.num_tokens, device=batch.input_ids.device)
+        row_ends = torch.zeros(batch.num_rows, device=batch.input_ids.device)
         with torch.no_grad():
-            for part in batch.micro_batches(self._passes(batch)):
+            for part in batch.micro_batches(self._passes):
                 output = self._forward(part.input_ids)
-                values[part.token_index] = output[:, :-1][part.action_mask[:, 1:]]
-        return values
+                tokens[part.token_index] = output[:, :-1][part.action_mask[:, 1:]]
+                if part.is_filler:
+                    continue
+                row_ends[part.rows] = output.gather(
+                    1, part.attention_mask.sum(dim=1, keepdim=True) - 1
+                ).squeeze(1)
+        return ValueEstimates(tokens, torch.where(batch.truncated, row_ends[batch.last_rows], 0.0))
 
-    def bootstrap_values(self, batch: TrajectoryBatch) -> Tensor:
-        """[E] value of the state after the end of each episode that was cut off, 0 for the others."""
-        values = torch.zeros(batch.rewards.numel(), device=batch.input_ids.device)
+    def end_values(self, batch: TrajectoryBatch) -> Tensor:
+        """The ``ends`` of :meth:`values` alone: only episodes that were cut off cost anything."""
+        ends = torch.zeros(batch.rewards.numel(), device=batch.input_ids.device)
         cut_off = batch.truncated.nonzero().flatten()
         with torch.no_grad():
-            for episodes in cut_off.split(self._args.per_device_train_batch_size):
-                rows = batch.last_rows[episodes]
+            for chosen in torch.split(cut_off, self._args.per_device_train_batch_size):
+                rows = batch.last_rows[chosen]
                 lengths = batch.lengths[rows]
+                if not chosen.numel():
+                    continue
                 output = self._forward(batch.input_ids[rows, : int(lengths.max())])
-                values[episodes] = output.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
-        return values
+                ends[chosen] = output.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
+        return ends
 
     def update(self, batch: TrajectoryBatch, returns: Tensor, *, updates: int) -> CriticUpdate:
         """Gradient steps on the mean squared error to ``returns`` [N], one per pass over the batch."""
@@ -89,7 +106,7 @@ class CriticLearner:
         predictions = torch.zeros_like(returns)
         losses, norms = [], []
         for index in range(updates):
-            parts = batch.micro_batches(self._passes(batch))
+            parts = batch.micro_batches(self._passes)
             total = torch.zeros((), device=returns.device)
             for number, part in enumerate(parts, start=1):
                 is_last = number == len(parts)
@@ -176,7 +193,8 @@ class CriticLearner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _passes(self, batch: TrajectoryBatch) -> int:
+    @property
+    def _passes(self) -> int:
         """As many forward passes as the policy makes, so that memory is what the settings promise."""
         return self._args.gradient_accumulation_steps
 

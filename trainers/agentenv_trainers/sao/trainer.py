@@ -140,14 +140,12 @@ class SAOTrainer(TrajectoryTrainer):
     def _score(self, batch: TrajectoryBatch) -> dict[str, Tensor]:
         started = time.perf_counter()
         args = self.args
-        bootstrap = self.critic_learner.bootstrap_values(batch) if bool(batch.truncated.any()) else None
-        # At lambda 1 the returns are sums of rewards (and the value after the end): no value of a token
-        # enters.
-        needs_values = args.critic_lambda < 1.0
-        values = (
-            self.critic_learner.values(batch) if needs_values else torch.zeros_like(batch.rollout_logprobs)
-        )
-        _, returns = self._estimate(batch, values, bootstrap, gae_lambda=args.critic_lambda)
+        if args.critic_lambda < 1.0:
+            values, ends = self.critic_learner.values(batch)
+        else:
+            # The returns are then sums of rewards (and the value after the end): no value of a token enters.
+            values, ends = torch.zeros_like(batch.rollout_logprobs), self.critic_learner.end_values(batch)
+        _, returns = self._estimate(batch, values, ends, gae_lambda=args.critic_lambda)
         update = self.critic_learner.update(batch, returns, updates=args.critic_updates)
         self._record("critic_loss", update.loss)
         self._record("critic_grad_norm", update.grad_norm)
@@ -156,10 +154,8 @@ class SAOTrainer(TrajectoryTrainer):
         if self.state.global_step < args.critic_only_steps:
             advantages = torch.zeros_like(returns)
         else:
-            values = self.critic_learner.values(batch)
-            if bootstrap is not None:
-                bootstrap = self.critic_learner.bootstrap_values(batch)
-            advantages, _ = self._estimate(batch, values, bootstrap, gae_lambda=None)
+            values, ends = self.critic_learner.values(batch)
+            advantages, _ = self._estimate(batch, values, ends, gae_lambda=None)
             self._record("value_mean", float(values.mean()) if values.numel() else 0.0)
             self._record("advantage_std", float(advantages.std(correction=0)) if advantages.numel() else 0.0)
         scale = args.negative_advantage_scale
@@ -170,7 +166,7 @@ class SAOTrainer(TrajectoryTrainer):
         return scored
 
     def _estimate(
-        self, batch: TrajectoryBatch, values: Tensor, bootstrap: Tensor | None, *, gae_lambda: float | None
+        self, batch: TrajectoryBatch, values: Tensor, ends: Tensor, *, gae_lambda: float | None
     ) -> tuple[Tensor, Tensor]:
         """Advantages and returns [N] of the trained tokens."""
         if not batch.num_tokens:
@@ -186,7 +182,7 @@ class SAOTrainer(TrajectoryTrainer):
             gae_lambda=gae_lambda,
             alpha=self.args.lambda_alpha,
             granularity=self.args.value_granularity,
-            bootstrap_values=bootstrap,
+            bootstrap_values=ends,
         )
         return estimate.advantages[mask], estimate.returns[mask]
 
@@ -216,7 +212,7 @@ class SAOTrainer(TrajectoryTrainer):
             "entropy": torch.where(mask, entropies.detach(), 0.0).sum(),
         }
         if self._reference is not None:
-            kl = torch.where(mask, self._kl(inputs, logprobs), 0.0).sum()
+            kl = self._kl(inputs, logprobs, mask & ~regions.nonfinite).sum()
             loss = loss + self.beta * kl / normalizer
             sums["kl"] = kl.detach()
         if self.aux_loss_enabled:
@@ -270,12 +266,12 @@ class SAOTrainer(TrajectoryTrainer):
         )
         return reference.to(self.accelerator.device)
 
-    def _kl(self, inputs: dict[str, Any], logprobs: Tensor) -> Tensor:
-        """[b, t] k3 estimate of KL(policy, reference) per token."""
+    def _kl(self, inputs: dict[str, Any], logprobs: Tensor, mask: Tensor) -> Tensor:
+        """[b, t] k3 estimate of KL(policy, reference) per token, 0 outside the mask."""
         assert self._reference is not None
         with torch.no_grad():
             reference, _, _ = self._logprobs(self._reference, inputs)
-        log_ratio = torch.where(inputs["tool_mask"].bool(), reference - logprobs, 0.0)
+        log_ratio = torch.where(mask, reference - logprobs, 0.0)
         return torch.exp(log_ratio) - log_ratio - 1.0
 
     # Numbers

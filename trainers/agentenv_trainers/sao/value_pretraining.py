@@ -102,7 +102,9 @@ def pretrain_values(
         trajectories=len(training),
         loss_first=losses[0],
         loss_last=losses[-1],
-        explained_variance=explained_variance(learner.values(batch), monte_carlo_returns(batch, args.gamma)),
+        explained_variance=explained_variance(
+            learner.values(batch).tokens, monte_carlo_returns(batch, args.gamma)
+        ),
     )
     logger.info("value pretraining: %s", report)
     return report
