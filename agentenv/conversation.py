@@ -197,7 +197,9 @@ class Conversation:
         )
         position = rendered.find(_SENTINEL)
         if position < 0:
-            raise UsageError("the chat template drops the assistant's content; it cannot be used for rollouts")
+            raise UsageError(
+                "the chat template drops the assistant's content; it cannot be used for rollouts"
+            )
         ids = self._encode(rendered[position + len(_SENTINEL) :])
         self._last_delta = (dict(observation), ids)
         return ids
@@ -210,7 +212,9 @@ class Conversation:
         if not self.messages:
             raise UsageError("Conversation.start was not called")
         if (self.messages[-1]["role"] == "assistant") == (role == "assistant"):
-            raise UsageError(f"Conversation: a message of {role!r} cannot follow one of {self.messages[-1]['role']!r}")
+            raise UsageError(
+                f"Conversation: a message of {role!r} cannot follow one of {self.messages[-1]['role']!r}"
+            )
 
     def _render(self, messages: list[Message], *, generation_prompt: bool) -> str:
         try:
@@ -227,8 +231,11 @@ class Conversation:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _text(self, token_ids: Sequence[int]) -> str:
+        # Cleaning up would change the white space of an action, which may be code.
         body = [token for token in token_ids if token not in self._stop_ids]
-        return cast(str, self._tokenizer.decode(body, skip_special_tokens=True))
+        return cast(
+            str, self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
 
 def _extends(rendered: str, previous: str, action: str) -> bool:

@@ -97,7 +97,7 @@ class Trajectory:
         Raises:
             ValueError: an invariant is broken; the message names episode, field and value.
         """
-        parts = [*self.earlier_segments, self]
+        parts: list[Segment | Trajectory] = [*self.earlier_segments, self]
         for part in parts:
             _validate_tokens(self.episode_id, part)
         if not math.isfinite(self.reward):

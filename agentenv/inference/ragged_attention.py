@@ -62,7 +62,7 @@ class RaggedCache:
                 store[layer][:, : old.shape[1]] = old
 
     def write(self, layer: int, keys: Tensor, values: Tensor, flat_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Put keys and values ``[N, kv_heads, head_dim]`` at ``slot * capacity + position``; returns the whole cache."""
+        """Put keys and values ``[N, kv_heads, head_dim]`` at ``slot * capacity + position``; returns the cache."""
         if layer not in self._keys:
             for store, new in ((self._keys, keys), (self._values, values)):
                 store[layer] = new.new_zeros((self.num_slots, self.capacity, *new.shape[1:]))
@@ -120,7 +120,11 @@ class RaggedStep:
         while first < len(slots):
             # A group's padding is bounded: its shortest row is at least half as long as its longest.
             last = first + int((counts[first:] * 2 >= counts[first]).sum())
-            prefills.append(_prefill(slots[first:last], starts[first:last], counts[first:last], int(offsets[first]), device))
+            prefills.append(
+                _prefill(
+                    slots[first:last], starts[first:last], counts[first:last], int(offsets[first]), device
+                )
+            )
             first = last
         decode_slots, decode_starts = slots[:num_decode], starts[:num_decode]
         high = int(decode_slots.max()) + 1 if num_decode else 0
@@ -141,7 +145,9 @@ class RaggedStep:
             prefills=prefills,
         )
 
-    def mask(self, key: str | int, positions: Tensor, window: int, sliding: int | None, dtype: torch.dtype) -> Tensor:
+    def mask(
+        self, key: str | int, positions: Tensor, window: int, sliding: int | None, dtype: torch.dtype
+    ) -> Tensor:
         """Additive mask ``[rows, T, window]``, made once per step and kind of layer."""
         cached = self.masks.get((key, sliding, dtype))
         if cached is None:
@@ -149,7 +155,9 @@ class RaggedStep:
             hidden = columns > positions[..., None]
             if sliding is not None:
                 hidden |= columns <= positions[..., None] - sliding
-            cached = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
+            cached = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(
+                hidden, -torch.inf
+            )
             self.masks[key, sliding, dtype] = cached
         return cached
 
@@ -197,7 +205,9 @@ def ragged_attention(
     step: RaggedStep = _current.step
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
-            raise UsageError(f"TransformersEngine does not support attention with {name!r} ({type(module).__name__})")
+            raise UsageError(
+                f"TransformersEngine does not support attention with {name!r} ({type(module).__name__})"
+            )
     packed = query[0].transpose(0, 1)
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = step.cache.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), step.flat_index)
@@ -245,7 +255,9 @@ def _decode(
     return attended.index_select(0, step.decode_slots) if step.decode_high else attended
 
 
-def _prefill(slots: IntArray, starts: IntArray, counts: IntArray, offset: int, device: torch.device) -> _Prefill:
+def _prefill(
+    slots: IntArray, starts: IntArray, counts: IntArray, offset: int, device: torch.device
+) -> _Prefill:
     longest = int(counts[0])
     columns = np.arange(longest)
     inside = columns < counts[:, None]

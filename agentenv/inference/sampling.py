@@ -59,7 +59,10 @@ def mix_seed(seed: int) -> int:
 
 
 def draw(
-    logits: Tensor, rows: SamplingRows, numbers: npt.NDArray[np.float64], history: list[IntArray] | None = None
+    logits: Tensor,
+    rows: SamplingRows,
+    numbers: npt.NDArray[np.float64],
+    history: list[IntArray] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
@@ -101,7 +104,9 @@ def draw(
     return tokens, chosen
 
 
-def _penalise(scores: Tensor, penalty: npt.NDArray[np.float32], rows: IntArray, history: list[IntArray]) -> Tensor:
+def _penalise(
+    scores: Tensor, penalty: npt.NDArray[np.float32], rows: IntArray, history: list[IntArray]
+) -> Tensor:
     scores = scores.clone()
     for row in rows.tolist():
         seen = torch.from_numpy(np.unique(history[row])).to(scores.device)

@@ -197,7 +197,8 @@ class Slots:
         stopped = (self.stop_ids[slots] == tokens[:, None]).any(1)
         full = place + 1 >= self.limit[slots]
         return [
-            (int(slots[row]), "stop" if stopped[row] else "length") for row in np.flatnonzero(stopped | full).tolist()
+            (int(slots[row]), "stop" if stopped[row] else "length")
+            for row in np.flatnonzero(stopped | full).tolist()
         ]
 
     def finish(self, slot: int, reason: FinishReason) -> tuple[Any, Generation]:

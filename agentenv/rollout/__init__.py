@@ -6,4 +6,12 @@ from agentenv.rollout.controller import AsyncController
 from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.ledger import Ledger, TaskLedger
 
-__all__ = ["AsyncController", "EnvManager", "EpisodeTicket", "Ledger", "RolloutConfig", "SampleBuffer", "TaskLedger"]
+__all__ = [
+    "AsyncController",
+    "EnvManager",
+    "EpisodeTicket",
+    "Ledger",
+    "RolloutConfig",
+    "SampleBuffer",
+    "TaskLedger",
+]

@@ -182,7 +182,9 @@ class SampleBuffer:
             if group.is_ready or (waits and last_chance):
                 candidates.append((not last_chance, not group.is_ready, group.oldest_version, order, group))
         candidates.sort(key=lambda candidate: candidate[:4])
-        chosen = [candidate[-1] for candidate in candidates[: self._config.batch_size // self._config.group_size]]
+        chosen = [
+            candidate[-1] for candidate in candidates[: self._config.batch_size // self._config.group_size]
+        ]
         if len(chosen) * self._config.group_size < self._config.batch_size:
             return None
         if not all(group.is_ready for group in chosen):

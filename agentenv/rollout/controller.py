@@ -25,7 +25,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _EnvFn = Callable[[], gymnasium.Env[str, str]]
+_Result = TypeVar("_Result")
 _HEARTBEAT_S = 0.5
 """How often a waiting get_batch looks whether the engines live."""
 _BACKOFF_S = 0.005
@@ -89,11 +90,14 @@ class AsyncController:
         self._proxy = proxy
         self._tokenizer = tokenizer
         self._seed = seed
-        self._ledger: Ledger = task_seeds if isinstance(task_seeds, Ledger) else TaskLedger(task_seeds, seed=seed)
+        self._ledger: Ledger = (
+            task_seeds if isinstance(task_seeds, Ledger) else TaskLedger(task_seeds, seed=seed)
+        )
         self._buffer = SampleBuffer(config, self._ledger)
         self._failures = FailurePolicy(config)
         self._managers = [
-            EnvManager(f"slot-{number}", env_fn, proxy, tokenizer, config) for number in range(config.num_envs)
+            EnvManager(f"slot-{number}", env_fn, proxy, tokenizer, config)
+            for number in range(config.num_envs)
         ]
         self._version = proxy.version
         self._next_step = self._version
@@ -240,10 +244,10 @@ class AsyncController:
                 self._thread = LoopThread("agentenv-rollout")
             return self._thread
 
-    def _snapshot(self, read: Callable[[], Any]) -> Any:
+    def _snapshot(self, read: Callable[[], _Result]) -> _Result:
         """Read in the loop's thread, where nothing changes meanwhile."""
 
-        async def reading() -> Any:
+        async def reading() -> _Result:
             return read()
 
         if self._stopped or self._thread is None or not self._thread.is_running:
@@ -271,6 +275,8 @@ class AsyncController:
                 continue
             if await self._play(manager, ticket):
                 failures = 0
+                # An episode that cannot begin yet would only grow stale: no ticket before the slot is free.
+                await manager.settle()
                 continue
             # An environment that fails at once must not turn the slot into a busy loop.
             failures += 1
@@ -386,7 +392,9 @@ class AsyncController:
             async with asyncio.timeout(self.config.sync_timeout_s):
                 await self._proxy.update_weights(weights, version)
         except TimeoutError as error:
-            failure = RolloutError(f"weights of version {version} were not in place within {self.config.sync_timeout_s:g} s")
+            failure = RolloutError(
+                f"weights of version {version} were not in place within {self.config.sync_timeout_s:g} s"
+            )
             self._die(failure, error)
             raise failure from error
         except UsageError:
@@ -413,7 +421,9 @@ class AsyncController:
         slots = min(num_envs or self.config.num_envs, len(seeds))
         sampling = self.config.sampling(greedy=greedy)
         managers = [
-            EnvManager(f"{name}-{number}", env_fn, self._proxy, self._tokenizer, self.config, sampling=sampling)
+            EnvManager(
+                f"{name}-{number}", env_fn, self._proxy, self._tokenizer, self.config, sampling=sampling
+            )
             for number in range(slots)
         ]
         running = asyncio.create_task(

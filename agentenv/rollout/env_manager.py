@@ -106,10 +106,14 @@ class EnvManager:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + self._config.episode_timeout_s
-        conversation = Conversation(self._tokenizer, stop_token_ids=self._stop_ids, history=self._config.history)
+        conversation = Conversation(
+            self._tokenizer, stop_token_ids=self._stop_ids, history=self._config.history
+        )
         episode = _Episode(conversation)
         try:
-            terminated, truncated, end_reason = await self._play(episode, episode_id, task_seed, sampling_seed, deadline)
+            terminated, truncated, end_reason = await self._play(
+                episode, episode_id, task_seed, sampling_seed, deadline
+            )
         except asyncio.CancelledError:
             self.wasted_tokens += episode.action_tokens
             raise
@@ -148,6 +152,14 @@ class EnvManager:
             info=info,
             earlier_segments=conversation.earlier_segments,
         )
+
+    async def settle(self) -> None:
+        """After a cancelled episode: wait until its environment call is over, or give the environment up."""
+        try:
+            await self._worker.settle()
+        except EpisodeTimeoutError as error:
+            logger.warning("%s: %s, after its episode was cancelled", self.name, error)
+            self._rebuild()
 
     def end(self) -> None:
         """Have the environment closed as soon as its thread is free; does not wait."""
@@ -194,7 +206,9 @@ class EnvManager:
             )
             generation = await self._proxy.generate(request)
             episode.seconds["generate"] += loop.time() - before
-            action = conversation.add_action(generation.token_ids, generation.logprobs, generation.policy_versions)
+            action = conversation.add_action(
+                generation.token_ids, generation.logprobs, generation.policy_versions
+            )
             if generation.finish_reason == "abort":
                 raise EnvError(f"turn {episode.turns} of episode {episode_id!r} was aborted from outside")
             episode.turns += 1
@@ -211,11 +225,16 @@ class EnvManager:
                 return False, True, "truncated"
             if episode.turns >= max_turns:
                 return False, True, "max_turns"
-            if conversation.num_tokens + conversation.delta_length(observation) >= config.max_tokens_per_episode:
+            if (
+                conversation.num_tokens + conversation.delta_length(observation)
+                >= config.max_tokens_per_episode
+            ):
                 return False, True, "max_tokens"
             conversation.add_observation(observation)
             if loop.time() >= deadline:
-                raise EpisodeTimeoutError("episode", f"episode {episode_id!r} ran past {config.episode_timeout_s} s")
+                raise EpisodeTimeoutError(
+                    "episode", f"episode {episode_id!r} ran past {config.episode_timeout_s} s"
+                )
 
     def _turn_sampling(self, room: int) -> SamplingParams:
         sampling = self._sampling

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from agentenv.errors import EpisodeTimeoutError
+from agentenv.errors import EnvError, EpisodeTimeoutError
 from agentenv.rollout.config import RolloutConfig
 
 
@@ -35,8 +35,9 @@ class EpisodeFailedError(Exception):
         """Short name that failures are counted under: ``step_timeout``, ``reset_SandboxError``."""
         if isinstance(self.cause, EpisodeTimeoutError):
             return f"{self.cause.stage}_timeout"
-        # What an environment raised tells more than the EnvError around it.
-        origin = self.cause.__cause__ or self.cause
+        # What an environment raised tells more than the EnvError that the worker put around it.
+        wrapped = type(self.cause) is EnvError and self.cause.__cause__
+        origin = self.cause.__cause__ if wrapped else self.cause
         return f"{self.stage}_{type(origin).__name__}"
 
 

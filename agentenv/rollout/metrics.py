@@ -1,19 +1,24 @@
 """Numbers about the rollouts between two batches.
 
-| name | unit | how computed | what bad looks like |
-|---|---|---|---|
-| staleness_mean, staleness_max | versions | step - start_version over the batch | near alpha: the trainer outruns the rollouts' freshness |
-| episodes_per_s | 1/s | episodes that ended well since the last batch / time | below batch / step time: rollouts are the bottleneck |
-| sampled_tokens_per_s | 1/s | action tokens of those episodes / time | |
-| batch_wait_s | s | time inside get_batch | most of the step: rollouts are the bottleneck |
-| sync_s | s | time inside sync_weights | |
-| reset_s, generate_s, step_s | s | mean per episode of the batch and stage | step_s >> generate_s: the environment is the bottleneck |
-| episode_s | s | mean duration of the batch's episodes | |
-| offered_episode_s | s | mean duration of all episodes that ended well since the last batch | far above episode_s: slow tasks are left out |
-| failure_rate | share | failures in the last failure_window episodes | rising: an environment or its sandbox is ill |
-| wasted_tokens | tokens | sampled in episodes without a sample, since the start | a growing share of all tokens |
-| discarded | episodes | all reasons, since the start; discarded/REASON each | stale: alpha is too small for the slowest tasks |
-| buffered, running | episodes | now | buffered near 0 while waiting: rollouts are the bottleneck |
+Name (unit): how it is computed. What bad looks like.
+
+* ``staleness_mean``, ``staleness_max`` (versions): step - start_version over the batch. Near alpha: the trainer waits
+  for slow tasks.
+* ``episodes_per_s`` (1/s): episodes that ended well since the last batch, over the time since then. Below batch size
+  over step time: rollouts are the bottleneck.
+* ``sampled_tokens_per_s`` (1/s): action tokens of those episodes, over the same time.
+* ``batch_wait_s`` (s): time inside ``get_batch``. Most of a step: rollouts are the bottleneck.
+* ``sync_s`` (s): time inside ``sync_weights``.
+* ``reset_s``, ``generate_s``, ``step_s`` (s): mean per episode of the batch and stage. step_s far above generate_s: the
+  environment is the bottleneck.
+* ``episode_s`` (s): mean duration of the batch's episodes.
+* ``offered_episode_s`` (s): mean duration of all episodes that ended well since the last batch. Far above
+  ``episode_s`` for many steps: slow tasks are left out.
+* ``failure_rate`` (share): failures in the last ``failure_window`` episodes. Rising: an environment or its sandbox
+  is ill.
+* ``wasted_tokens`` (tokens): sampled in episodes without a sample, since the start.
+* ``discarded``, ``discarded/REASON`` (episodes): since the start. Many stale: alpha is too small for the slowest tasks.
+* ``buffered``, ``running`` (episodes): now.
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ class EnvWorker:
         def job() -> tuple[str, dict[str, Any]]:
             if self._env is None:
                 self._env = self._env_fn()
-            return _checked_reset(_name(self._env), _guarded(self._env, "reset", lambda env: env.reset(seed=seed)))
+            return _checked_reset(
+                _name(self._env), _guarded(self._env, "reset", lambda env: env.reset(seed=seed))
+            )
 
         return await self._call("reset", job, deadline)
 
@@ -112,7 +114,7 @@ class EnvWorker:
     async def _call(self, stage: str, job: Callable[[], _Result], deadline: float) -> _Result:
         if self._ended:
             raise EnvError(f"{self.name} has ended")
-        await self._settle()
+        await self.settle()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         # A cancelled caller leaves its call behind; nobody may then miss the exception it ends with.
@@ -126,8 +128,12 @@ class EnvWorker:
         self._pending = None
         return future.result()
 
-    async def _settle(self) -> None:
-        """Wait for a call whose caller was cancelled, under that call's own deadline."""
+    async def settle(self) -> None:
+        """Wait for a call whose caller was cancelled, under that call's own deadline.
+
+        Raises:
+            EpisodeTimeoutError: it missed that deadline.
+        """
         if self._pending is not None:
             await self._until_done(*self._pending)
             self._pending = None
@@ -137,10 +143,16 @@ class EnvWorker:
         done, _ = await asyncio.wait({future}, timeout=max(remaining, 0.0))
         if not done:
             self.end()
-            raise EpisodeTimeoutError(stage, f"{stage} of {self._describe()} did not return before its deadline")
+            raise EpisodeTimeoutError(
+                stage, f"{stage} of {self._describe()} did not return before its deadline"
+            )
 
     def _describe(self) -> str:
-        return f"{_name(self._env)} in {self.name}" if self._env is not None else f"the environment of {self.name}"
+        return (
+            f"{_name(self._env)} in {self.name}"
+            if self._env is not None
+            else f"the environment of {self.name}"
+        )
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
@@ -151,7 +163,9 @@ class EnvWorker:
                 result = job()
             except AgentEnvError as caught:
                 error = caught
-            except BaseException as caught:  # an environment may raise anything, SystemExit too; the thread lives on
+            except (
+                BaseException
+            ) as caught:  # an environment may raise anything, SystemExit too; the thread lives on
                 error = EnvError(f"making the environment raised {type(caught).__name__}: {caught}")
                 error.__cause__ = caught
             try:
@@ -216,7 +230,13 @@ def _checked_step(name: str, result: Any) -> tuple[str, float, bool, bool, dict[
         if not isinstance(plain, bool):
             raise EnvError(f"{name}.step returned {flag} = {_short(value)}, must be a bool")
         flags.append(plain)
-    return _observation(name, "step", observation), float(number), flags[0], flags[1], _info(name, "step", info)
+    return (
+        _observation(name, "step", observation),
+        float(number),
+        flags[0],
+        flags[1],
+        _info(name, "step", info),
+    )
 
 
 def _observation(name: str, stage: str, value: Any) -> str:

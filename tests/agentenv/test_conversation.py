@@ -38,7 +38,11 @@ def test_sampled_ids_stay_as_they_are_with_a_tokenizer_that_does_not_round_trip(
     tokenizer = LossyTokenizer()
     conversation = Conversation(tokenizer)
     first = conversation.start(_USER)
-    action = [*tokenizer.encode("LS   -la"), 0xC3, 257]  # the fragment of a character, then the end of the turn
+    action = [
+        *tokenizer.encode("LS   -la"),
+        0xC3,
+        257,
+    ]  # the fragment of a character, then the end of the turn
     assert tokenizer.encode(tokenizer.decode(action)) != action
     _act(conversation, action)
     added = conversation.add_observation("A  File")
@@ -101,7 +105,11 @@ def test_a_template_that_rewrites_history_forks_explicitly() -> None:
     conversation.add_observation("a.py")
     assert conversation.forks == 1
     (earlier,) = conversation.earlier_segments
-    assert (earlier.prompt_ids, earlier.completion_ids, earlier.action_mask) == (first, action, [True] * len(action))
+    assert (earlier.prompt_ids, earlier.completion_ids, earlier.action_mask) == (
+        first,
+        action,
+        [True] * len(action),
+    )
     assert "hm" not in tokenizer.decode(conversation.prompt_ids)
     assert conversation.segment.prompt_ids == conversation.prompt_ids
     assert conversation.segment.completion_ids == []

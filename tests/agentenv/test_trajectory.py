@@ -56,7 +56,7 @@ def test_json_gives_back_the_same_trajectory() -> None:
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"prompt_ids": [1], "no_such_field": 2}', "not json"])
 def test_other_json_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a trajectory|Expecting value"):
+    with pytest.raises(ValueError, match=r"not a trajectory|Expecting value"):
         Trajectory.from_json(text)
 
 

@@ -7,7 +7,9 @@ import torch
 from agentenv.inference.sampling import SamplingRows, draw, mix_seed, uniforms
 
 
-def _rows(number: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, penalty: float = 1.0) -> SamplingRows:
+def _rows(
+    number: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, penalty: float = 1.0
+) -> SamplingRows:
     return SamplingRows(
         np.full(number, temperature, np.float32),
         np.full(number, top_p, np.float32),
@@ -58,7 +60,10 @@ def test_a_row_is_drawn_alike_in_any_batch() -> None:
     tokens, logprobs = draw(logits, _rows(8), numbers)
     for row in range(8):
         token, logprob = draw(logits[row : row + 1], _rows(1), numbers[row : row + 1])
-        assert (int(token), float(logprob)) == (int(tokens[row]), pytest.approx(float(logprobs[row]), abs=1e-6))
+        assert (int(token), float(logprob)) == (
+            int(tokens[row]),
+            pytest.approx(float(logprobs[row]), abs=1e-6),
+        )
 
 
 def test_temperature_zero_takes_the_likeliest_token_of_a_point_mass() -> None:

@@ -73,7 +73,9 @@ def _forward_logprobs(model: nn.Module, prompt: list[int], completion: list[int]
     return rows.gather(-1, torch.tensor(completion)[:, None])[:, 0].tolist()
 
 
-async def _sample(engine: TransformersEngine, prompt: list[int], name: str = "r", **options: Any) -> Generation:
+async def _sample(
+    engine: TransformersEngine, prompt: list[int], name: str = "r", **options: Any
+) -> Generation:
     episode = options.pop("episode_id", "")
     seed = options.pop("seed", None)
     request = GenerationRequest(name, prompt, SamplingParams(**options), episode_id=episode, seed=seed)
@@ -81,7 +83,7 @@ async def _sample(engine: TransformersEngine, prompt: list[int], name: str = "r"
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the engine's own thread changes it
         await asyncio.sleep(0.001)
 
 
@@ -114,7 +116,9 @@ def test_rows_grow_past_the_first_capacity_of_the_cache() -> None:
     engine = TransformersEngine(model, max_batch=2)
     prompt = _prompt(200)
     generation = _run(engine, lambda: _sample(engine, prompt, max_tokens=150))
-    assert generation.logprobs == pytest.approx(_forward_logprobs(model, prompt, generation.token_ids), abs=1e-4)
+    assert generation.logprobs == pytest.approx(
+        _forward_logprobs(model, prompt, generation.token_ids), abs=1e-4
+    )
 
 
 def test_a_seed_repeats_whatever_else_runs() -> None:
@@ -123,7 +127,9 @@ def test_a_seed_repeats_whatever_else_runs() -> None:
 
     async def work() -> tuple[Generation, Generation, Generation]:
         alone = await _sample(engine, prompt, max_tokens=20, seed=7)
-        others = [asyncio.create_task(_sample(engine, _prompt(30, n), f"o{n}", max_tokens=25)) for n in range(3)]
+        others = [
+            asyncio.create_task(_sample(engine, _prompt(30, n), f"o{n}", max_tokens=25)) for n in range(3)
+        ]
         beside = await _sample(engine, prompt, max_tokens=20, seed=7)
         other = await _sample(engine, prompt, max_tokens=20, seed=8)
         await asyncio.gather(*others)
@@ -153,7 +159,8 @@ def test_a_stop_token_ends_the_turn_and_is_part_of_it() -> None:
 
     async def work() -> list[Generation]:
         return [
-            await _sample(engine, _prompt(4, seed), max_tokens=400, stop_token_ids=(11, 12)) for seed in range(6)
+            await _sample(engine, _prompt(4, seed), max_tokens=400, stop_token_ids=(11, 12))
+            for seed in range(6)
         ]
 
     for generation in _run(engine, work):
@@ -170,6 +177,8 @@ def test_the_longest_sequence_ends_the_turn() -> None:
             await _sample(engine, _prompt(30))
         with pytest.raises(UsageError, match="empty prompt"):
             await _sample(engine, [])
+        with pytest.raises(UsageError, match="from 3 to 64, the model's vocabulary has 64"):
+            await _sample(engine, [3, 64])
         return await _sample(engine, _prompt(20), max_tokens=50)
 
     generation = _run(engine, work)
@@ -230,7 +239,9 @@ def test_finish_ends_turns_on_the_old_weights_before_an_update() -> None:
 
 
 @pytest.mark.parametrize("stale_prefix", ["recompute", "keep"])
-def test_the_next_turn_after_an_update_recomputes_the_prefix_unless_told_to_keep_it(stale_prefix: Any) -> None:
+def test_the_next_turn_after_an_update_recomputes_the_prefix_unless_told_to_keep_it(
+    stale_prefix: Any,
+) -> None:
     old, new = _model(seed=0), _model(seed=1)
     engine = TransformersEngine(old, max_batch=2, stale_prefix=stale_prefix)
 
@@ -291,7 +302,9 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing() -> None:
         return await _sample(engine, prompt, max_tokens=5)
 
     generation = _run(engine, work)
-    assert generation.logprobs == pytest.approx(_forward_logprobs(model, prompt, generation.token_ids), abs=1e-4)
+    assert generation.logprobs == pytest.approx(
+        _forward_logprobs(model, prompt, generation.token_ids), abs=1e-4
+    )
 
 
 def test_an_aborted_turn_gives_its_tokens_so_far() -> None:
@@ -354,7 +367,9 @@ def test_weights_that_are_not_finite_kill_the_engine_and_everybody_learns_it() -
     async def work() -> None:
         turns = [asyncio.create_task(_sample(engine, _prompt(6), str(n), max_tokens=590)) for n in range(3)]
         await _until(lambda: engine.stats()["sampled_tokens"] >= 2)
-        await engine.update_weights({name: tensor * torch.nan for name, tensor in model.state_dict().items()}, 4)
+        await engine.update_weights(
+            {name: tensor * torch.nan for name, tensor in model.state_dict().items()}, 4
+        )
         for result in await asyncio.gather(*turns, return_exceptions=True):
             assert isinstance(result, ModelError)
             assert "version 4" in str(result)
@@ -392,7 +407,11 @@ def test_attention_with_a_part_the_engine_lacks_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("option", "match"),
-    [({"on_update": "drop"}, "on_update"), ({"max_batch": 0}, "max_batch"), ({"max_length": 601}, "600 positions")],
+    [
+        ({"on_update": "drop"}, "on_update"),
+        ({"max_batch": 0}, "max_batch"),
+        ({"max_length": 601}, "600 positions"),
+    ],
 )
 def test_options_outside_their_range_are_refused(option: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):

@@ -45,7 +45,9 @@ def _finish(buffer: SampleBuffer, tickets: list[EpisodeTicket]) -> None:
 
 def _accounted(buffer: SampleBuffer) -> bool:
     counts = buffer.counts()
-    return bool(counts["produced"] == counts["consumed"] + counts["buffered"] + sum(counts["discarded"].values()))
+    return bool(
+        counts["produced"] == counts["consumed"] + counts["buffered"] + sum(counts["discarded"].values())
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,7 +98,9 @@ def test_random_schedules_keep_the_account_freshness_and_bound(
 
 
 @pytest.mark.parametrize(("alpha", "while_training"), [(0.0, 0), (0.5, 0), (1.0, 4), (2.0, 8)])
-def test_what_is_started_while_training_is_what_later_steps_can_take(alpha: float, while_training: int) -> None:
+def test_what_is_started_while_training_is_what_later_steps_can_take(
+    alpha: float, while_training: int
+) -> None:
     buffer = _buffer(batch_size=4, asynchrony=alpha)
     tickets = _start_all(buffer, version=0, step=0)
     assert len(tickets) == 4 + while_training
@@ -204,7 +208,10 @@ def test_the_state_restores_the_buffer_and_plays_what_was_in_flight_again() -> N
     _finish(buffer, tickets[:3])
     buffer.discard(tickets[3], "step_ValueError")
     state = json.loads(json.dumps({"ledger": ledger.state_dict(), "buffer": buffer.state_dict()}))
-    assert [item["in_flight"] for item in state["buffer"]["groups"]][2:] == [["g2-0", "g2-1"], ["g3-0", "g3-1"]]
+    assert [item["in_flight"] for item in state["buffer"]["groups"]][2:] == [
+        ["g2-0", "g2-1"],
+        ["g3-0", "g3-1"],
+    ]
 
     other_ledger = TaskLedger(seed=5)
     restored = SampleBuffer(config, other_ledger)

@@ -28,8 +28,12 @@ def test_a_value_outside_its_range_is_named(options: dict[str, Any], match: str)
         RolloutConfig(**options)
 
 
-@pytest.mark.parametrize(("alpha", "group", "outstanding"), [(0.0, 1, 8), (0.5, 1, 12), (1.0, 4, 16), (0.3, 4, 8), (2.0, 8, 24)])
-def test_outstanding_is_bounded_by_one_plus_alpha_batches_in_whole_groups(alpha: float, group: int, outstanding: int) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "group", "outstanding"), [(0.0, 1, 8), (0.5, 1, 12), (1.0, 4, 16), (0.3, 4, 8), (2.0, 8, 24)]
+)
+def test_outstanding_is_bounded_by_one_plus_alpha_batches_in_whole_groups(
+    alpha: float, group: int, outstanding: int
+) -> None:
     assert RolloutConfig(batch_size=8, group_size=group, asynchrony=alpha).max_outstanding == outstanding
 
 

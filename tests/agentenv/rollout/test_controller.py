@@ -78,11 +78,23 @@ def _controller(
         }
     )
     model = model or ScriptedModel(["a", "b"])
-    controller = AsyncController(env_fn, LLMProxy([model]), ByteTokenizer(), config, seed=1, task_seeds=task_seeds)
+    controller = AsyncController(
+        env_fn, LLMProxy([model]), ByteTokenizer(), config, seed=1, task_seeds=task_seeds
+    )
     try:
         yield controller
     finally:
         controller.stop()
+
+
+def _train(controller: AsyncController, steps: int) -> None:
+    _train_from(controller, 0, steps)
+
+
+def _train_from(controller: AsyncController, start: int, end: int) -> None:
+    for step in range(start, end):
+        controller.get_batch(step)
+        controller.sync_weights({}, step + 1)
 
 
 def _check_account(controller: AsyncController) -> dict[str, Any]:
@@ -91,7 +103,9 @@ def _check_account(controller: AsyncController) -> dict[str, Any]:
     return counts
 
 
-@pytest.mark.parametrize(("alpha", "mode"), [(0.0, "async"), (0.5, "async"), (1.0, "async"), (2.0, "async"), (2.0, "sync")])
+@pytest.mark.parametrize(
+    ("alpha", "mode"), [(0.0, "async"), (0.5, "async"), (1.0, "async"), (2.0, "async"), (2.0, "sync")]
+)
 def test_every_sample_of_every_batch_is_fresh(alpha: float, mode: Any) -> None:
     with _controller(asynchrony=alpha, mode=mode) as controller:
         seen: list[str] = []
@@ -145,6 +159,25 @@ def test_slow_tasks_are_not_starved() -> None:
     assert slow >= 6  # an even share of 32 would be 8; at most the last few are still on their way
 
 
+def test_abort_drops_what_became_stale_and_counts_its_tokens() -> None:
+    gate = threading.Event()
+
+    def on_step(seed: int, turn: int) -> None:
+        if seed == 0 and turn == 2:
+            gate.wait(20)
+
+    with _controller(
+        lambda: Env(on_step), asynchrony=1.0, on_stale="abort", max_retries=0, task_seeds=range(100)
+    ) as controller:
+        _train(controller, 24)
+        gate.set()
+        _train_from(controller, 24, 27)
+        counts = _check_account(controller)
+        # The held-up one, and at most a few that a busy machine held up; not one per step.
+        assert set(counts["discarded"]) == {"stale"} and 1 <= counts["discarded"]["stale"] <= 5
+        assert controller.metrics()["wasted_tokens"] > 0
+
+
 def test_environments_are_made_lazily_and_side_by_side() -> None:
     barrier = threading.Barrier(4)
     made = []
@@ -192,10 +225,10 @@ def test_a_failure_rate_above_the_limit_stops_the_run_and_names_the_dominant_cau
             raise ValueError("rare")
 
     with _controller(lambda: Env(on_step), task_seeds=range(16), failure_window=16) as controller:
-        with pytest.raises(RolloutError, match=r"episodes failed .* step_ConnectionError.*registry unreachable"):
-            for step in range(20):
-                controller.get_batch(step)
-                controller.sync_weights({}, step + 1)
+        with pytest.raises(
+            RolloutError, match=r"episodes failed .* step_ConnectionError.*registry unreachable"
+        ):
+            _train(controller, 20)
         with pytest.raises(RolloutError, match="ConnectionError"):
             controller.get_batch(20)
         _check_account(controller)
@@ -281,10 +314,8 @@ class DyingModel(ScriptedModel):
 def test_the_death_of_an_engine_reaches_a_waiting_get_batch_at_once() -> None:
     with _controller(model=DyingModel(dies_at=12)) as controller:
         started = time.monotonic()
-        with pytest.raises(RolloutError, match="inference engine died.*device lost"):
-            for step in range(10):
-                controller.get_batch(step)
-                controller.sync_weights({}, step + 1)
+        with pytest.raises(RolloutError, match=r"inference engine died.*device lost"):
+            _train(controller, 10)
         assert time.monotonic() - started < 10
 
 
@@ -347,7 +378,9 @@ def test_the_metrics_are_those_of_the_last_batch() -> None:
     assert metrics["staleness_mean"] == 0.0
     assert metrics["episodes_per_s"] > 0.0
     assert metrics["episode_s"] == pytest.approx(sum(t.duration_s for t in batch) / 4)
-    assert {"batch_wait_s", "step_s", "failure_rate", "wasted_tokens", "buffered", "discarded"} <= set(metrics)
+    assert {"batch_wait_s", "step_s", "failure_rate", "wasted_tokens", "buffered", "discarded"} <= set(
+        metrics
+    )
     assert all(isinstance(value, float) for value in metrics.values())
 
 
@@ -440,7 +473,11 @@ def test_stop_before_start_and_twice() -> None:
     with _controller() as controller:
         controller.stop()
         controller.stop()
-        for call in (controller.start, lambda: controller.get_batch(0), lambda: controller.evaluate(Env, [1])):
+        for call in (
+            controller.start,
+            lambda: controller.get_batch(0),
+            lambda: controller.evaluate(Env, [1]),
+        ):
             with pytest.raises(RolloutError, match="stopped"):
                 call()
         assert controller.counts()["produced"] == 0

@@ -129,7 +129,9 @@ def test_ids_are_exact_with_a_tokenizer_that_does_not_round_trip() -> None:
     for request, reply in zip(model.requests, ([65, 32, 32, 0xC3, 257], [66, 257], [67, 257]), strict=True):
         assert sequence[: len(request.prompt_ids)] == request.prompt_ids
         assert sequence[len(request.prompt_ids) : len(request.prompt_ids) + len(reply)] == reply
-    actions = [token for token, acted in zip(trajectory.completion_ids, trajectory.action_mask, strict=True) if acted]
+    actions = [
+        token for token, acted in zip(trajectory.completion_ids, trajectory.action_mask, strict=True) if acted
+    ]
     assert actions == [65, 32, 32, 0xC3, 257, 66, 257, 67, 257]
 
 
@@ -148,7 +150,11 @@ def test_the_token_limit_truncates_before_the_observation_that_does_not_fit() ->
 
 
 def test_a_turn_is_cut_to_what_the_episode_has_left() -> None:
-    trajectory = _only(_play(lambda: Env(length=99), replies=["x" * 200], max_tokens_per_episode=100, max_tokens_per_turn=512))
+    trajectory = _only(
+        _play(
+            lambda: Env(length=99), replies=["x" * 200], max_tokens_per_episode=100, max_tokens_per_turn=512
+        )
+    )
     assert len(trajectory.prompt_ids) + len(trajectory.completion_ids) == 100
     assert trajectory.end_reason == "max_tokens" and trajectory.turns == 1
 
@@ -184,7 +190,9 @@ def _raise_at(turn: int, error: Exception) -> Callable[[int, int], None]:
         (1, SandboxError("gone"), "step_SandboxError"),
     ],
 )
-def test_a_failure_is_named_and_the_slot_gets_a_new_environment(turn: int, error: Exception, reason: str) -> None:
+def test_a_failure_is_named_and_the_slot_gets_a_new_environment(
+    turn: int, error: Exception, reason: str
+) -> None:
     failed, after = _play(lambda: Env(script=_raise_at(turn, error)), episodes=2)
     assert isinstance(failed, EpisodeFailedError) and failed.reason == reason
     assert isinstance(after, Trajectory) and after.seed == 41
@@ -222,7 +230,9 @@ def test_a_turn_that_misses_its_deadline_fails_the_episode_but_keeps_the_environ
 
 def test_the_episodes_own_deadline_is_the_nearer_one() -> None:
     (failed,) = _play(
-        lambda: Env(length=99, script=lambda *_: threading.Event().wait(0.03)), episode_timeout_s=0.2, max_turns=99
+        lambda: Env(length=99, script=lambda *_: threading.Event().wait(0.03)),
+        episode_timeout_s=0.2,
+        max_turns=99,
     )
     assert isinstance(failed, EpisodeFailedError)
     assert failed.reason in {"step_timeout", "generate_timeout", "episode_timeout"}
@@ -244,15 +254,13 @@ def test_bad_input_when_the_environment_is_made_is_not_a_failed_episode() -> Non
 
 def test_an_abort_from_outside_fails_the_episode() -> None:
     async def whole() -> None:
-        engine = ScriptedModel(["x" * 60], token_s=0.01)
+        engine = ScriptedModel(["x" * 60], token_s=0.03)
         proxy = LLMProxy([engine])
         manager = EnvManager("slot", Env, proxy, ByteTokenizer(), RolloutConfig(**_CONFIG))
         episode = asyncio.create_task(
             manager.run_episode(episode_id="e", group_id="g", task_seed=1, sampling_seed=1, start_version=0)
         )
-        while not engine.requests:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.1)
         await proxy.abort("e/0")
         with pytest.raises(EpisodeFailedError, match="aborted from outside") as caught:
             await episode

@@ -18,7 +18,9 @@ _GOOD = ("seen", 0.5, False, False, {})
 class Env(BaseEnv):
     """Returns or raises what it is told; ``gate`` holds a step up."""
 
-    def __init__(self, step: Any = _GOOD, reset: Any = ("hello", {}), gate: threading.Event | None = None) -> None:
+    def __init__(
+        self, step: Any = _GOOD, reset: Any = ("hello", {}), gate: threading.Event | None = None
+    ) -> None:
         self.step_result, self.reset_result, self.gate = step, reset, gate
         self.threads: set[int] = set()
         self.closed = 0
@@ -79,7 +81,10 @@ def test_numpy_scalars_become_plain_python() -> None:
 @pytest.mark.parametrize(
     ("result", "match"),
     [
-        ((b"bytes", 0.0, False, False, {}), r"Env.step returned the observation b'bytes' \(bytes\), must be a str"),
+        (
+            (b"bytes", 0.0, False, False, {}),
+            r"Env.step returned the observation b'bytes' \(bytes\), must be a str",
+        ),
         (("o", float("nan"), False, False, {}), "Env.step returned the reward nan"),
         (("o", "1.0", False, False, {}), "Env.step returned the reward '1.0'"),
         (("o", 0.0, 1, False, {}), "terminated = 1"),
@@ -94,7 +99,9 @@ def test_a_wrong_type_from_step_is_named_with_the_environment(result: Any, match
         _run(_reset_and_step, Env(result))
 
 
-@pytest.mark.parametrize(("result", "match"), [("only text", "Env.reset returned"), ((3, {}), "observation 3")])
+@pytest.mark.parametrize(
+    ("result", "match"), [("only text", "Env.reset returned"), ((3, {}), "observation 3")]
+)
 def test_a_wrong_type_from_reset_is_named_with_the_environment(result: Any, match: str) -> None:
     with pytest.raises(EnvError, match=match):
         _run(_reset_and_step, Env(reset=result))
@@ -102,7 +109,7 @@ def test_a_wrong_type_from_reset_is_named_with_the_environment(result: Any, matc
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("no"), SystemExit(3), UsageError("bad row")])
 def test_what_an_environment_raises_arrives_as_env_error_with_its_cause(error: BaseException) -> None:
-    with pytest.raises(EnvError, match="Env.step raised") as caught:
+    with pytest.raises(EnvError, match=r"Env.step raised") as caught:
         _run(_reset_and_step, Env(error))
     assert caught.value.__cause__ is error
 
