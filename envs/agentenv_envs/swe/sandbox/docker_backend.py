@@ -164,6 +164,8 @@ class DockerBackend:
         self._image_lock = threading.Lock()
         self._base_image: str | None = None
         self._pool: WarmPool[DockerSandbox] = WarmPool()
+        self._live: set[DockerSandbox] = set()
+        self._live_lock = threading.Lock()
         self._closed = False
         self.reap()
 
@@ -213,7 +215,10 @@ class DockerBackend:
         if self._closed:
             return
         self._closed = True
-        for sandbox in self._pool.close():
+        self._pool.close()
+        with self._live_lock:
+            live = list(self._live)
+        for sandbox in live:  # those that are in use, too: their commands end with a SandboxError
             sandbox.detach()
         try:
             # By label, not from memory: also what a start that failed half-way may have left.
@@ -231,13 +236,19 @@ class DockerBackend:
                 container_id = self._api.create_container(**_settings(self._api, spec, image))["Id"]
             with engine_errors(f"starting container {container_id[:12]} of {image}"):
                 self._api.start(container_id)
-            return DockerSandbox(
-                self._api, container_id, spec, lambda sandbox: self._remove_one(sandbox.container_id)
-            )
+            sandbox = DockerSandbox(self._api, container_id, spec, self._forget)
         except BaseException:
             if container_id:
                 self._remove_one(container_id)
             raise
+        with self._live_lock:
+            self._live.add(sandbox)
+        return sandbox
+
+    def _forget(self, sandbox: DockerSandbox) -> None:
+        with self._live_lock:
+            self._live.discard(sandbox)
+        self._remove_one(sandbox.container_id)
 
     def _image(self, name: str) -> str:
         from docker.errors import ImageNotFound

@@ -119,14 +119,18 @@ ae_self() {
   REPLY="${stat[15]} ${stat[16]} ${stat[37]} ${stat[38]} $score ${BASH_REMATCH[1]} ${limits[*]}"
 }
 
+# Delete all below the mounts; fails where something stays, or where a mount's mode or owner is not as it was.
+ae_empty() { REPLY=$(find "${ae_roots[@]}" "${ae_find[@]}") && [[ $REPLY == "$ae_meta" ]]; }
+
 # Back to a new sandbox: $1 files follow. Ends the driver after anything odd, for the container is then thrown away.
 ae_reset() {
-  local round others lines file found mode
+  local round others lines file mode
   kill -KILL -1 # at once all but PID 1 and this shell: nothing can fork in between
+  wait # for its own children; those that lost their parent are PID 1's to reap
   for ((round = 0; ; round++)); do
     others=(/proc/[0-9]*)
     ((${#others[@]} <= 2)) && break
-    ((round > 300)) && ae_odd "processes that do not die: ${others[*]#/proc/}"
+    ((round > 300)) && ae_odd "processes that do not die: $(cat "${others[@]/%//stat}")"
     ((round > 5)) && kill -KILL -1 && ae_sleep 0.01
   done
   for file in /proc/sysvipc/*; do
@@ -135,14 +139,10 @@ ae_reset() {
   done
   ae_self
   [[ $REPLY == "$ae_self_first" ]] || ae_odd "priority, processors or limits of the driver changed"
-  found=$(find "${ae_roots[@]}" "${ae_find[@]}")
-  if [[ $found != "$ae_meta" ]]; then # folders without permissions stop a root that has no capabilities
+  if ! ae_empty; then # folders without permissions stop even root, where it has no capabilities
     chmod -R u+rwx "${ae_roots[@]}"
-    found=$(find "${ae_roots[@]}" "${ae_find[@]}")
-    # The modes of the mounts themselves are put back by their first words.
     while IFS=' ' read -r mode _ _ file; do chmod "$mode" "$file"; done <<<"$ae_meta"
-    found=$(find "${ae_roots[@]}" "${ae_find[@]}")
-    [[ $found == "$ae_meta" ]] || ae_odd "files left, or a mount changed: $found"
+    ae_empty || ae_odd "files left, or a mount changed: $REPLY"
   fi
   ae_start_watchdog
   ae_write "$1"

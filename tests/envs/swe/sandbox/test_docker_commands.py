@@ -53,7 +53,10 @@ def test_endless_output_is_bounded_and_the_channel_goes_on(sandbox: DockerSandbo
         result = sandbox.run(command, timeout_s=5, half_bytes=50)
         assert len(result.output) < 200
         assert 0 < result.total_bytes <= 34 << 20
-    assert sandbox.run("echo on").exit_code in (0, 1)  # the last `yes` may still fill the output's file system
+    assert sandbox.run("echo on").exit_code in (
+        0,
+        1,
+    )  # the last `yes` may still fill the output's file system
     sandbox.reset()
     assert sandbox.run("echo on").output == "on\n"
 
@@ -84,7 +87,9 @@ def test_a_stopped_command_is_not_waited_for(sandbox: DockerSandbox) -> None:
 
 def test_an_interrupted_command_reports_its_signal(sandbox: DockerSandbox) -> None:
     assert sandbox.run("kill -INT $$").exit_code == 130
-    assert sandbox.run("python -c 'import os; os.kill(os.getpid(), 2)'").output.endswith("KeyboardInterrupt\n")
+    assert sandbox.run("python -c 'import os; os.kill(os.getpid(), 2)'").output.endswith(
+        "KeyboardInterrupt\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["kill -9 $PPID", "kill -9 -1", "pkill -9 driver"])
@@ -122,7 +127,9 @@ def test_an_answer_can_not_be_forged(sandbox: DockerSandbox) -> None:
     assert sandbox.run("cat /proc/1/mem >/dev/null").exit_code != 0
 
 
-def test_the_image_s_locale_and_the_specification_s_variables_reach_commands(docker_backend: DockerBackend) -> None:
+def test_the_image_s_locale_and_the_specification_s_variables_reach_commands(
+    docker_backend: DockerBackend,
+) -> None:
     spec = SandboxSpec(read_only=True, environment={"LC_ALL": "C.UTF-8", "NAME": "a b"})
     sandbox = docker_backend.acquire(spec)
     try:
@@ -155,7 +162,12 @@ def test_a_sandbox_has_no_network_no_capabilities_and_its_limits(sandbox: Docker
     assert status[1::2] == ["0000000000000000", "0000000000000000", "1"]
     assert sandbox.run("cat /proc/net/dev | grep -c :").output == "1\n"  # lo
     assert sandbox.run("python -c 'x = bytearray(10**9)'").exit_code != 0
-    assert sandbox.run("for i in $(seq 200); do sleep 3 & done 2>&1 | grep -q unavailable", timeout_s=30).exit_code == 0
+    assert (
+        sandbox.run(
+            "for i in $(seq 200); do sleep 3 & done 2>&1 | grep -q unavailable", timeout_s=30
+        ).exit_code
+        == 0
+    )
     sandbox.reset()
     for path in ("/etc/x", "/dev/x", "/sys/fs/cgroup/x", "/root/x", "/var/tmp/x", "/run/x", "/etc/hosts"):
         assert sandbox.run(f"echo x >> {path}").exit_code == 1, path
