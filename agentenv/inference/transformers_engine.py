@@ -42,22 +42,15 @@ import torch
 from torch import Tensor, nn
 
 from agentenv.errors import ModelError, UsageError
+from agentenv.inference.engine_model import copy_weights, engine_copy
 from agentenv.inference.protocol import FinishReason, Generation, GenerationRequest
-from agentenv.inference.ragged_attention import (
-    IMPLEMENTATION,
-    RaggedCache,
-    RaggedStep,
-    ragged_attention,
-    running,
-)
+from agentenv.inference.ragged_attention import RaggedCache, RaggedStep, running
 from agentenv.inference.sampling import draw
 from agentenv.inference.slots import Slots
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_SELF_CHECK_TOKENS = 12
-_SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
 @dataclass
@@ -121,7 +114,7 @@ class TransformersEngine:
             )
         self.max_batch = max_batch
         self._device = torch.device(device) if device is not None else next(model.parameters()).device
-        self._models = [_engine_copy(model, self._device) for _ in range(2)]
+        self._models = [engine_copy(model, self._device) for _ in range(2)]
         self._vocabulary = int(self._models[0].config.get_text_config().vocab_size)
         self._in_use = 0
         self._version = version
@@ -219,7 +212,7 @@ class TransformersEngine:
                     f"update_weights: version {version} is older than the current {self._version}"
                 )
             spare = 1 - self._in_use
-            await asyncio.to_thread(_copy_weights, self._models[spare], weights)
+            await asyncio.to_thread(copy_weights, self._models[spare], weights)
 
             def swap() -> None:
                 self._in_use = spare
@@ -436,65 +429,3 @@ def _call_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
         loop.call_soon_threadsafe(callback)
     except RuntimeError:  # the loop is closed: nobody waits any more
         logger.debug("a result came after its event loop was closed")
-
-
-@torch.inference_mode()
-def _engine_copy(model: Any, device: torch.device) -> Any:
-    """A copy whose attention is the engine's, compared with the model's own on a random sequence in three pieces.
-
-    Raises:
-        UsageError: log-probs differ by more than rounding: the model's attention has a part this engine lacks.
-    """
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(IMPLEMENTATION, ragged_attention)
-    with torch.inference_mode(
-        False
-    ):  # inference tensors could not be written to by updates outside this mode
-        duplicate = copy.deepcopy(model).to(device).eval().requires_grad_(False)
-    vocabulary = int(duplicate.config.get_text_config().vocab_size)
-    ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, (1, _SELF_CHECK_TOKENS))).to(
-        device
-    )
-    expected = duplicate(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-    duplicate.set_attn_implementation(IMPLEMENTATION)
-    if duplicate.config.get_text_config()._attn_implementation != IMPLEMENTATION:
-        raise UsageError(
-            f"TransformersEngine: {type(model).__name__} does not use transformers' attention interface"
-        )
-    cache = RaggedCache(2, 2 * _SELF_CHECK_TOKENS)
-    pieces = []
-    for start, end in ((0, 5), (5, 6), (6, _SELF_CHECK_TOKENS)):
-        step = RaggedStep.build(cache, np.array([1]), np.array([start]), np.array([end - start]), device)
-        with running(step):
-            output = duplicate(
-                input_ids=ids[:, start:end], position_ids=step.positions[None], use_cache=False
-            )
-        pieces.append(output.logits[0].float().log_softmax(-1))
-    difference = float((torch.cat(pieces) - expected).abs().max())
-    tolerance = _SELF_CHECK_TOLERANCE.get(next(duplicate.parameters()).dtype, 0.25)
-    if not difference <= tolerance:
-        raise UsageError(
-            f"TransformersEngine: log-probs of {type(model).__name__} through this engine's attention differ by "
-            f"{difference:.2g} from the model's own (allowed {tolerance}); its attention is not supported"
-        )
-    return duplicate
-
-
-@torch.inference_mode()
-def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    own = model.state_dict(keep_vars=True)
-    unknown = sorted(set(weights) - set(own))
-    given = {id(own[name]) for name in weights if name in own}
-    missing = sorted(name for name, tensor in own.items() if id(tensor) not in given and name not in weights)
-    if unknown or missing:
-        raise UsageError(
-            f"update_weights: {len(unknown)} unknown names {unknown[:3]} and {len(missing)} missing names {missing[:3]}"
-        )
-    for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
-            raise UsageError(
-                f"update_weights: {name} is {tuple(tensor.shape)}, must be {tuple(own[name].shape)}"
-            )
-    for name, tensor in weights.items():
-        own[name].copy_(tensor)
