@@ -47,6 +47,11 @@ class RecipeArguments:
     )
     engine: Literal["transformers", "vllm"] = setting("transformers", "What samples from the policy.")
     eval_episodes: int = setting(256, "Held-out episodes played before and after training, at temperature 1.")
+    control: Literal["none", "shuffled_rewards"] = setting(
+        "none",
+        "shuffled_rewards: a control run that can learn nothing, each batch's rewards dealt out among its episodes "
+        "anew; what still changes is drift.",
+    )
     resume: bool = setting(
         False, "Go on with the run in --output_dir, with its settings, from its last checkpoint."
     )

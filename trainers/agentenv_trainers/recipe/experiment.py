@@ -113,7 +113,12 @@ class Experiment:
             self._close_sandboxes()
             raise
         self._config.output_dir = str(self._run.checkpoints_path)
-        self._rollouts = RecordedRollouts(self._controller, self._run, self._interruption)
+        self._rollouts = RecordedRollouts(
+            self._controller,
+            self._run,
+            self._interruption,
+            shuffle_seed=self._config.seed if self._arguments.control == "shuffled_rewards" else None,
+        )
         self._earlier_s = max(
             (line.get("seconds") or 0.0 for line in read_lines(self._run.metrics_path)), default=0.0
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -28,10 +30,20 @@ class RecordedRollouts:
         source: where the trajectories come from.
         run: where they are written.
         interruption: the signals.
+        shuffle_seed: for a control run: the rewards of each batch are shuffled among its episodes, after they have
+            been written down as they were.
     """
 
-    def __init__(self, source: CountedSource, run: RunDirectory, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        source: CountedSource,
+        run: RunDirectory,
+        interruption: Interruption,
+        *,
+        shuffle_seed: int | None = None,
+    ) -> None:
         self._source, self._run, self._interruption = source, run, interruption
+        self._shuffle_seed = shuffle_seed
         self.batch_lost = False
         """A batch was taken from the buffer and not trained on, because a signal fell between the two."""
 
@@ -53,6 +65,10 @@ class RecordedRollouts:
             self.batch_lost = self._source.counts()["consumed"] != consumed
             raise
         self._run.log_trajectories("train", step + 1, batch)
+        if self._shuffle_seed is not None:
+            rewards = [trajectory.reward for trajectory in batch]
+            random.Random(f"{self._shuffle_seed}:{step}").shuffle(rewards)
+            batch = [replace(item, reward=reward) for item, reward in zip(batch, rewards, strict=True)]
         return batch
 
     def sync_weights(self, weights: Mapping[str, Tensor], version: int) -> None:

@@ -1,0 +1,73 @@
+"""What a recipe's trainer is given: the episodes as they were, or a control's."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.report import RunDirectory
+from agentenv.report.run_directory import read_lines
+from agentenv.trajectory import Trajectory
+from agentenv_trainers.recipe.interruption import Interruption
+from agentenv_trainers.recipe.rollouts import RecordedRollouts
+
+
+class Source:
+    """Sixteen episodes a step, each with a reward of its own."""
+
+    def __init__(self) -> None:
+        self.consumed = 0
+
+    def get_batch(self, step: int) -> list[Trajectory]:
+        self.consumed += 16
+        return [
+            Trajectory([1], [2], [-0.5], [True], [0], reward=float(i), episode_id=f"{step}-{i}")
+            for i in range(16)
+        ]
+
+    def counts(self) -> dict[str, Any]:
+        return {"consumed": self.consumed}
+
+    def start(self) -> None: ...
+
+    def sync_weights(self, weights: Mapping[str, Any], version: int) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    run = RunDirectory.create(tmp_path / "run", {"name": "test"})
+    yield run
+    run.close()
+
+
+def test_the_trainer_gets_the_rewards_that_the_episodes_had(run: RunDirectory) -> None:
+    batch = RecordedRollouts(Source(), run, Interruption()).get_batch(0)
+    assert [item.reward for item in batch] == [float(i) for i in range(16)]
+
+
+def test_a_control_deals_the_same_rewards_to_other_episodes_and_writes_down_the_true_ones(
+    run: RunDirectory,
+) -> None:
+    rollouts = RecordedRollouts(Source(), run, Interruption(), shuffle_seed=0)
+    first, second = rollouts.get_batch(0), rollouts.get_batch(1)
+    true = [float(i) for i in range(16)]
+    for batch in (first, second):
+        rewards = [item.reward for item in batch]
+        assert sorted(rewards) == true
+        assert sum(a == b for a, b in zip(rewards, true, strict=True)) < 8
+    assert [item.reward for item in first] != [item.reward for item in second]
+    assert [line["reward"] for line in read_lines(run.trajectories_path)] == true * 2
+
+
+def test_a_control_is_the_same_for_the_same_seed(run: RunDirectory) -> None:
+    batches = [RecordedRollouts(Source(), run, Interruption(), shuffle_seed=3).get_batch(5) for _ in range(2)]
+    assert [item.reward for item in batches[0]] == [item.reward for item in batches[1]]
