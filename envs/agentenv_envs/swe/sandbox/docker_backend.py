@@ -14,6 +14,7 @@ Invariants:
 
 import logging
 import os
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ from agentenv.errors import MissingExtraError, SandboxError, UsageError
 from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, Sandbox, SandboxSpec, as_bytes
 from .driver import OUTPUT_FOLDER, RESET_MOUNTS, Driver, engine_errors
 from .images import ensure_base_image
-from .labels import OWNER, SANDBOX, is_abandoned, owner_filter, owner_labels
+from .labels import BACKEND, SANDBOX, is_abandoned, owner_labels
 from .pool import WarmPool
 
 __all__ = ["DockerBackend", "DockerSandbox", "connect"]
@@ -66,7 +67,12 @@ def connect() -> Any:
         raise MissingExtraError("docker", "docker") from error
     import requests
 
+    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
+        if address.startswith("unix://"):  # the client leaks a socket where nothing listens
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.settimeout(PROBE_TIMEOUT_S)
+                listener.connect(address.removeprefix("unix://"))
         probe = docker.from_env(timeout=PROBE_TIMEOUT_S)
         probe.ping()
         probe.close()
@@ -160,6 +166,7 @@ class DockerBackend:
     def __init__(self, client: Any = None, *, max_starting: int | None = None) -> None:
         self._client = client if client is not None else connect()
         self._api = self._client.api
+        self._id = uuid.uuid4().hex
         self._starting = threading.BoundedSemaphore(max_starting or 2 * (os.cpu_count() or 1))
         self._image_lock = threading.Lock()
         self._base_image: str | None = None
@@ -200,7 +207,7 @@ class DockerBackend:
 
     def left(self) -> int:
         with engine_errors("listing containers"):
-            return len(self._containers(f"{OWNER}={owner_filter()}"))
+            return len(self._containers(f"{BACKEND}={self._id}"))
 
     def reap(self) -> int:
         local = str(self._api.base_url).startswith("http+docker://")
@@ -223,7 +230,7 @@ class DockerBackend:
         try:
             # By label, not from memory: also what a start that failed half-way may have left.
             with engine_errors("listing containers"):
-                mine = [item["Id"] for item in self._containers(f"{OWNER}={owner_filter()}")]
+                mine = [item["Id"] for item in self._containers(f"{BACKEND}={self._id}")]
             self._remove(mine)
         finally:
             self._client.close()
@@ -233,7 +240,9 @@ class DockerBackend:
         container_id = ""
         try:
             with engine_errors(f"creating a container of {image}"):
-                container_id = self._api.create_container(**_settings(self._api, spec, image))["Id"]
+                container_id = self._api.create_container(
+                    **_settings(self._api, spec, image, owner_labels(self._id))
+                )["Id"]
             with engine_errors(f"starting container {container_id[:12]} of {image}"):
                 self._api.start(container_id)
             sandbox = DockerSandbox(self._api, container_id, spec, self._forget)
@@ -301,7 +310,7 @@ class DockerBackend:
         return True
 
 
-def _settings(api: Any, spec: SandboxSpec, image: str) -> dict[str, Any]:
+def _settings(api: Any, spec: SandboxSpec, image: str, labels: dict[str, str]) -> dict[str, Any]:
     """Arguments of `create_container`."""
     from docker.types import LogConfig, Ulimit
 
@@ -343,7 +352,7 @@ def _settings(api: Any, spec: SandboxSpec, image: str) -> dict[str, Any]:
         "user": "0:0",
         "working_dir": spec.workdir,
         "environment": dict(spec.environment),
-        "labels": owner_labels(),
+        "labels": labels,
         "stop_signal": "SIGKILL",
         "host_config": host,
     }

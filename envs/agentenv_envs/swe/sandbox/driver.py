@@ -24,7 +24,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files as package_files
 from typing import Any
@@ -111,6 +111,7 @@ class Driver:
         self._socket: socket.socket | None = None
         self._raw = bytearray()
         self._number = 0
+        self._ended = False
         self._program = _program(spec)
         self._open()
 
@@ -185,15 +186,24 @@ class Driver:
             return False
 
     def close(self) -> None:
-        """Drop the channel; the driver ends at the end of its input."""
-        if self._socket is not None:
-            self._socket.close()
-            self._stream.close()
-            self._socket = self._stream = None
-        self._raw.clear()
+        """Drop the channel for good; the driver ends at the end of its input, and a request that waits fails."""
+        self._ended = True
+        self._drop()
+
+    def _drop(self) -> None:
+        channel, stream = self._socket, self._stream
+        self._socket = self._stream = None
+        if channel is not None:
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+            channel.close()
+            stream.close()
+        self._raw = bytearray()
 
     def _open(self) -> None:
-        self.close()
+        self._drop()
+        if self._ended:
+            raise SandboxError(f"{self._name} was closed")
         boot = _BOOT % len(self._program)
         with engine_errors(f"{self._name}: opening the driver channel"):
             created = self._api.exec_create(
@@ -210,12 +220,14 @@ class Driver:
             self._send(self._program, time.monotonic() + OPEN_TIMEOUT_S)
             self._ask("ping", b"\n", OPEN_TIMEOUT_S)
         except ChannelLostError as lost:
-            self.close()
+            self._drop()
             raise SandboxError(f"{self._name}: the driver does not start: {lost}") from None
 
     def _sweep(self) -> None:
         """Kill everything but PID 1, escaped sessions included, and open a new channel."""
-        self.close()
+        self._drop()
+        if self._ended:
+            raise SandboxError(f"{self._name} was closed")
         with engine_errors(f"{self._name}: sweeping"):
             created = self._api.exec_create(self._container_id, ["bash", "-p", "-c", _SWEEP], user="0:0")
             self._api.exec_start(created["Id"], detach=True)
@@ -257,11 +269,12 @@ class Driver:
         return Answer(state.decode(), int(code), int(total), payload)
 
     def _send(self, data: bytes, deadline: float) -> None:
-        if self._socket is None:
+        channel = self._socket
+        if channel is None:
             raise ChannelLostError("the channel is closed")
         try:
-            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-            self._socket.sendall(data)
+            channel.settimeout(max(0.01, deadline - time.monotonic()))
+            channel.sendall(data)
         except TimeoutError:
             raise ChannelLostError("the driver takes no request", late=True) from None
         except OSError as error:
@@ -269,12 +282,14 @@ class Driver:
 
     def _receive(self, end: bytes, deadline: float) -> bytes:
         """The text of an answer up to its end mark, out of the engine's frames of 8 bytes of header and a payload."""
-        assert self._socket is not None
+        channel = self._socket
+        if channel is None:
+            raise ChannelLostError("the channel is closed")
         text, raw = bytearray(), self._raw
         while not text.endswith(end):
             try:
-                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-                data = self._socket.recv(1 << 18)
+                channel.settimeout(max(0.01, deadline - time.monotonic()))
+                data = channel.recv(1 << 18)
             except TimeoutError:
                 raise ChannelLostError("no answer within the deadline", late=True) from None
             except OSError as error:

@@ -12,25 +12,22 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["SANDBOX", "TTL_S", "is_abandoned", "owner_filter", "owner_labels"]
+__all__ = ["BACKEND", "EXPIRES", "OWNER", "SANDBOX", "TTL_S", "is_abandoned", "owner_labels"]
 
 SANDBOX = "agentenv.sandbox"
 OWNER = "agentenv.owner"
+BACKEND = "agentenv.backend"
 EXPIRES = "agentenv.expires"
 
 TTL_S = 24 * 3600
 """Seconds after which a container whose owner cannot be looked up counts as abandoned."""
 
 
-def owner_labels(ttl_s: float = TTL_S) -> dict[str, str]:
-    """Labels for a container of this process."""
-    return {SANDBOX: "1", OWNER: owner_filter(), EXPIRES: str(int(time.time() + ttl_s))}
-
-
-def owner_filter() -> str:
-    """The owner label of this process: "pid start-time pid-namespace boot-id"."""
+def owner_labels(backend_id: str, ttl_s: float = TTL_S) -> dict[str, str]:
+    """Labels for a container that a backend of this process makes."""
     pid = os.getpid()
-    return f"{pid} {_start_time(pid)} {_namespace()} {_boot_id()}"
+    owner = f"{pid} {_start_time(pid)} {_namespace()} {_boot_id()}"
+    return {SANDBOX: "1", BACKEND: backend_id, OWNER: owner, EXPIRES: str(int(time.time() + ttl_s))}
 
 
 def is_abandoned(labels: Mapping[str, str], *, local_engine: bool) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from agentenv_envs.swe.sandbox import SandboxSpec
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend, DockerSandbox
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from agentenv.errors import SandboxError
 from agentenv_envs.swe.sandbox import SandboxSpec
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend, DockerSandbox

@@ -1,6 +1,7 @@
 """A reset read-only sandbox cannot be told from a new one."""
 
 import pytest
+
 from agentenv.errors import SandboxError
 from agentenv_envs.swe.sandbox import SandboxSpec
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend, DockerSandbox
@@ -19,11 +20,11 @@ cat /proc/sysvipc/* /proc/self/limits /proc/self/oom_score_adj; nice; umask; env
 
 CLEANED = {
     "background processes in sessions of their own": "setsid sleep 100 & (setsid setsid sleep 100 &) ; sleep 100 &",
-    "files, dot files and odd names": "mkdir -p .a/b '/tmp/x y' /run/out/z; date | tee .a/.c '/tmp/x y/-rf' $'/tmp/\\n' "
-    "/run/out/z/1 /dev/shm/s; ln -s / /tmp/root; ln -s /dev/zero loop; mkfifo pipe",
+    "files, dot files and odd names": "mkdir -p .a/b '/tmp/x y' /run/out/z; date | tee .a/.c '/tmp/x y/-rf' "
+    "$'/tmp/\\n' /run/out/z/1 /dev/shm/s; ln -s / /tmp/root; ln -s /dev/zero loop; mkfifo pipe",
     "folders without permissions": "mkdir -p a/b/c; touch a/b/c/d; chmod 0 a/b/c/d a/b/c a/b a",
-    "folders without permissions in a loop of links": "mkdir -p a/b; ln -s ../.. a/b/up; ln -s /usr a/usr; chmod 0 a/b; "
-    "chmod 500 a",
+    "folders without permissions in a loop of links": "mkdir -p a/b; ln -s ../.. a/b/up; ln -s /usr a/usr; "
+    "chmod 0 a/b; chmod 500 a",
     "mounts with other permissions": "chmod 0 /tmp; chmod 777 /work /run/out; chmod 1700 /dev/shm",
     "a workdir without permissions": "touch x; chmod 0 /work",
     "a fork bomb": "bomb() { bomb | bomb & }; bomb; sleep 0.3",
@@ -37,9 +38,10 @@ CLEANED = {
     "300 MB of output": "head -c 300000000 /dev/zero",
     "an interactive program": "python3; read -p name: x; cat",
     "signals to PID 1": "kill -9 1; kill -TERM 1; kill -HUP 1; kill -USR1 1; kill -STOP 1; kill -INT 1",
-    "a time-out with a deaf process": "trap '' TERM; setsid bash -c 'trap \"\" TERM; sleep 60; sleep 60' & sleep 60; sleep 60",
+    "a time-out with a deaf process": "trap '' TERM; setsid bash -c 'trap \"\" TERM; sleep 60; sleep 60' & "
+    "sleep 60; sleep 60",
     "a stopped process": "sleep 60 & kill -STOP $!; kill -STOP $$",
-    "full file systems": "head -c 99M /dev/zero > x; head -c 99M /dev/zero > /tmp/x; head -c 99M /dev/zero > /dev/shm/x",
+    "full file systems": "for file in x /tmp/x /dev/shm/x; do head -c 99M /dev/zero > $file; done",
 }
 
 DISCARDED = {
