@@ -52,7 +52,7 @@ def parse_action(action: str) -> str | Malformed:
         return Malformed(
             f"{len(blocks)} bash blocks in the answer; write exactly one: {as_action('COMMAND')}"
         )
-    command = blocks[0].strip()
+    command: str = blocks[0].strip()
     if not command:
         return Malformed("the bash block is empty")
     return command
