@@ -5,8 +5,8 @@
 A small Qwen3 with a tokenizer trained on the environment's own texts learns from scripted demonstrations on
 generated training tasks; no sandbox is needed, the demonstrations are simulated. First it learns to read: the
 demonstrators' wrong edits are shown but not imitated. Then it imitates a mediocre demonstrator in everything.
-Everything is drawn from --seed; a line a hundred steps says how it goes, and the last lines evaluate it on
-held-out tasks in the simulated workspace.
+Everything is drawn from --seed. A line every hundred steps says how it goes; after each phase comes the share of
+held-out tasks whose first edit is right, and what it was is kept in made.json. It takes about five minutes.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -82,6 +81,10 @@ def _corpus(seed: int) -> Iterator[str]:
         yield from [f"{name} {name}("] * 50
 
 
+Row = tuple[list[int], list[float]]
+"""Token ids of a demonstration, and what each weighs in the loss."""
+
+
 class Demonstrations:
     """Batches of tokenised demonstrations of one skill."""
 
@@ -102,7 +105,7 @@ class Demonstrations:
                 self.cache[text] = ids
         return ids
 
-    def one(self) -> tuple[list[int], list[float]]:
+    def one(self) -> Row:
         """Token ids and loss weights: 1 on imitated actions, a little on what is only read."""
         task = generate_task(self.rng.randrange(2**40))
         turns, _ = simulate(task, self.skill, self.rng)
@@ -120,7 +123,7 @@ class Demonstrations:
         return ids, weights
 
     def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """ids, attention mask and weights, [size, T] each, right-padded; rows of a batch are of like length."""
+        """ids, attention mask and weights, [size, T] each, right-padded, rows of like length together."""
         while True:
             rows = sorted((self.one() for _ in range(size * 16)), key=lambda row: len(row[0]))
             chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -168,7 +171,9 @@ def train(
     ]
     model.train()
     started, running = time.monotonic(), 0.0
-    for step, (ids, mask, weights) in zip(range(1, steps + 1), demonstrations.batches(batch_size)):
+    for step, (ids, mask, weights) in zip(
+        range(1, steps + 1), demonstrations.batches(batch_size), strict=False
+    ):
         hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1]
         target, weight = ids[:, 1:], weights[:, 1:]
         used = weight > 0
@@ -182,23 +187,11 @@ def train(
             optimizer.zero_grad()
         for scheduler in schedule:
             scheduler.step()
-        acted = weight[used] >= 1.0
-        running += (
-            0.01 * (losses.detach()[acted].mean().item() - running)
-            if step > 1
-            else losses[acted].mean().item()
-        )
+        now = losses.detach()[weight[used] >= 1.0].mean().item()
+        running = now if step == 1 else 0.99 * running + 0.01 * now
         if step % 100 == 0:
-            print(
-                f"step {step}/{steps} action loss {running:.4f} {time.monotonic() - started:.0f} s",
-                flush=True,
-            )
-        if step % 1_000 == 0:
-            print(
-                json.dumps(evaluate(model, demonstrations.tokenizer, "heldout", tasks=192, seed=0)),
-                flush=True,
-            )
-            model.train()
+            seconds = time.monotonic() - started
+            print(f"step {step}/{steps}  loss on actions {running:.4f}  {seconds:.0f} s", flush=True)
 
 
 @torch.no_grad()
@@ -241,7 +234,28 @@ def _edit_prompt(task: EmbeddedTask) -> str:
     return f"{USER}{prompt}{END}{ASSISTANT}{turns[0][0]}{END}{USER}{turns[0][1]}{END}{ASSISTANT}"
 
 
+def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int) -> Qwen3ForCausalLM:
+    """A small Qwen3 with random weights."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=hidden_size // 4,
+            tie_word_embeddings=True,
+            max_position_embeddings=4096,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
 def main() -> None:
+    """Build, train in two phases, evaluate, save."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -250,66 +264,42 @@ def main() -> None:
     parser.add_argument("--vocab_size", type=int, default=768)
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--reading_steps", type=int, default=4_000)
-    parser.add_argument("--mediocre_steps", type=int, default=500)
+    parser.add_argument("--reading_steps", type=int, default=800)
+    parser.add_argument("--mediocre_steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--learning_rate", type=float, default=2e-3)
-    parser.add_argument("--muon_learning_rate", type=float, default=3e-3)
+    parser.add_argument("--learning_rate", type=float, default=2e-3, help="of AdamW, in the first phase")
+    parser.add_argument("--muon_learning_rate", type=float, default=3e-3, help="in the first phase")
     parser.add_argument("--evaluation_tasks", type=int, default=512)
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
     tokenizer = build_tokenizer(args.seed, args.vocab_size)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=args.hidden_size,
-            intermediate_size=2 * args.hidden_size,
-            num_hidden_layers=args.layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=args.hidden_size // 4,
-            tie_word_embeddings=True,
-            max_position_embeddings=4096,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
+    model = build_model(tokenizer, args.hidden_size, args.layers)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    reading = Demonstrations(tokenizer, READING, seed=args.seed, imitate_wrong=False)
-    train(
-        model,
-        reading,
-        steps=args.reading_steps,
-        batch_size=args.batch_size,
-        lr=args.learning_rate,
-        muon_lr=args.muon_learning_rate,
-    )
-    model.save_pretrained(args.output_dir / "after_reading")  # to look at, or to go on from
-    results = {
-        "after_reading": evaluate(model, tokenizer, "heldout", tasks=args.evaluation_tasks, seed=args.seed)
+    phases = {
+        "reading": (READING, False, args.reading_steps, 1.0),
+        "mediocre": (MEDIOCRE, True, args.mediocre_steps, 0.25),
     }
-    print(json.dumps(results), flush=True)
-    mediocre = Demonstrations(tokenizer, replace(MEDIOCRE), seed=args.seed, imitate_wrong=True)
-    train(
-        model,
-        mediocre,
-        steps=args.mediocre_steps,
-        batch_size=args.batch_size,
-        lr=args.learning_rate / 4,
-        muon_lr=args.muon_learning_rate / 4,
-    )
-    for split in ("heldout", "heldout_families"):
-        results[split] = evaluate(model, tokenizer, split, tasks=args.evaluation_tasks, seed=args.seed)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for phase, (skill, imitate_wrong, steps, scale) in phases.items():
+        demonstrations = Demonstrations(tokenizer, skill, seed=args.seed, imitate_wrong=imitate_wrong)
+        train(
+            model,
+            demonstrations,
+            steps=steps,
+            batch_size=args.batch_size,
+            lr=scale * args.learning_rate,
+            muon_lr=scale * args.muon_learning_rate,
+        )
+        results[phase] = {
+            split: evaluate(model, tokenizer, split, tasks=args.evaluation_tasks, seed=args.seed)
+            for split in ("heldout", "heldout_families")
+        }
+        print(f"first guess after {phase}: {json.dumps(results[phase])}", flush=True)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
-    (args.output_dir / "made.json").write_text(
-        json.dumps(
-            {"arguments": {k: v for k, v in vars(args).items() if k != "output_dir"}, **results}, indent=1
-        )
-    )
-    print(json.dumps(results, indent=1))
+    made = {"arguments": {k: v for k, v in vars(args).items() if k != "output_dir"}, "first_guess": results}
+    (args.output_dir / "made.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ class RowWorkspace:
         grade = grade_patch(self.task, workspace_patch(self.sandbox), self._backend)
         if grade.status == "invalid":
             raise SandboxError(f"{self.task_id}: not graded: {grade.evidence.get('reason', 'unknown')}")
-        return {"resolved": grade.resolved, "reason": "" if grade.resolved else grade.status}
+        return {"resolved": grade.resolved, "reason": grade.evidence.get("reason", "")}
 
     def close(self) -> None:
         self._backend.release(self.sandbox)

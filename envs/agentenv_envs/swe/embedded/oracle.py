@@ -11,7 +11,8 @@ Invariants:
 import json
 from typing import Any, Final
 
-from ..sandbox import Sandbox
+from agentenv_envs.swe.sandbox import Sandbox
+
 from .tasks import MODULE, EmbeddedTask
 
 PROBE_TIMEOUT_S: Final = 10.0
