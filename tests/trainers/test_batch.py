@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -134,6 +135,11 @@ def test_no_trajectories_are_refused() -> None:
 def test_a_trajectory_that_breaks_its_invariants_is_refused() -> None:
     with pytest.raises(ValueError, match="'a'"):
         build(replace(EPISODE, policy_versions=[1]))
+
+
+def test_a_log_prob_that_is_not_finite_is_left_to_the_objective() -> None:
+    batch = build(replace(SHORT, rollout_logprobs=[math.nan]))
+    assert batch.rollout_logprobs.isnan().all()
 
 
 @given(seed=st.integers(0, 1000), count=st.integers(1, 9), parts=st.integers(1, 12))

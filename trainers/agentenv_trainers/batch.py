@@ -141,14 +141,14 @@ def collate(
         device: where the tensors live.
 
     Raises:
-        ValueError: a trajectory breaks its invariants, has an empty prompt, or none was given.
+        ValueError: lists of a trajectory differ in length, its prompt is empty, or none was given.
     """
     if not trajectories:
         raise ValueError("no trajectories to build a batch from")
     dropped: dict[str, int] = {}
     episodes: list[list[Trajectory]] = []
     for trajectory in trajectories:
-        trajectory.validate()
+        _check_lengths(trajectory)
         reason = _reason_to_drop(trajectory, truncation)
         if reason is None:
             episodes.append(trajectory.split())
@@ -157,11 +157,6 @@ def collate(
     rows = [segment for segments in episodes for segment in segments]
     if not rows:
         rows = [_stub(trajectories[0], pad_token_id)]
-    for row in rows:
-        if not row.prompt_ids:
-            raise ValueError(
-                f"trajectory {row.episode_id!r} has an empty prompt: its first token has no context"
-            )
     width = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
     ids = [row.prompt_ids + row.completion_ids for row in rows]
     masks = [[False] * len(row.prompt_ids) + list(row.action_mask) for row in rows]
@@ -201,6 +196,21 @@ def collate(
     )
 
 
+def _check_lengths(trajectory: Trajectory) -> None:
+    """As ``Trajectory.validate``, but a log-prob may be anything: the objective masks and counts what is not finite."""
+    for segment in trajectory.split():
+        lengths = {
+            name: len(getattr(segment, name))
+            for name in ("completion_ids", "rollout_logprobs", "action_mask", "policy_versions")
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"trajectory {trajectory.episode_id!r}: lengths differ: {lengths}")
+        if not segment.prompt_ids:
+            raise ValueError(
+                f"trajectory {trajectory.episode_id!r} has an empty prompt: its first token has no context"
+            )
+
+
 def _is_cut_off(trajectory: Trajectory) -> bool:
     return trajectory.truncated and not trajectory.terminated
 
@@ -218,7 +228,7 @@ def _reason_to_drop(trajectory: Trajectory, truncation: Truncation) -> str | Non
 def _stub(trajectory: Trajectory, pad_token_id: int) -> Trajectory:
     """A row without trained tokens, for the batch of which nothing is trained."""
     return Trajectory(
-        prompt_ids=trajectory.prompt_ids[:1] or [pad_token_id],
+        prompt_ids=trajectory.prompt_ids[:1],
         completion_ids=[pad_token_id],
         rollout_logprobs=[0.0],
         action_mask=[False],

@@ -32,9 +32,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentenv.errors import RolloutError, UsageError
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.batch import MicroBatch, TrajectoryBatch, Truncation, collate
+from agentenv_trainers.batch import TrajectoryBatch, Truncation, collate
+from agentenv_trainers.batch_numbers import batch_numbers
 from agentenv_trainers.checkpoint import last_complete, require_complete, staged_checkpoint
 from agentenv_trainers.controller import TrajectorySource
+from agentenv_trainers.feeding import pass_counter, select_rows, unused_reward
 
 _CONTROLLER_FILE = "controller.json"
 
@@ -70,7 +72,7 @@ class TrajectoryTrainer(GRPOTrainer):
         super().__init__(
             model=model,
             args=args,
-            reward_funcs=[_reward_is_in_the_trajectory],
+            reward_funcs=[unused_reward],
             train_dataset=Dataset.from_dict({"prompt": [""]}),
             processing_class=processing_class,
             callbacks=[_Lifecycle(self), *callbacks],
@@ -93,10 +95,7 @@ class TrajectoryTrainer(GRPOTrainer):
         """A counter of forward passes: what they train on comes from the controller."""
         passes = self.args.max_steps * self.args.gradient_accumulation_steps
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        # A generator of its own: iterating must not draw from the global one, or resuming would shift it.
-        return DataLoader(
-            _Counter(passes), batch_size=1, collate_fn=lambda _: [{}] * rows, generator=torch.Generator()
-        )
+        return pass_counter(passes, rows)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """The next batch, under TRL's names, rows in the order of their episodes.
@@ -131,7 +130,7 @@ class TrajectoryTrainer(GRPOTrainer):
         if self._step % passes == 0 or self._buffered_inputs is None:
             whole = self._generate_and_score_completions(generation_batch)
             assert self.batch is not None
-            self._buffered_inputs = [_select(whole, part) for part in self.batch.micro_batches(passes)]
+            self._buffered_inputs = [select_rows(whole, part) for part in self.batch.micro_batches(passes)]
         inputs: dict[str, Any] = self._buffered_inputs[self._step % passes]
         return inputs
 
@@ -189,25 +188,9 @@ class TrajectoryTrainer(GRPOTrainer):
         self, trajectories: Sequence[Trajectory], batch: TrajectoryBatch, wait_s: float
     ) -> None:
         """Numbers of the batch as it came; the same on every process but for the controller's own."""
-        step, count = self.state.global_step, len(trajectories)
-        ages = [step - trajectory.start_version for trajectory in trajectories]
-        tokens = [sum(segment.num_action_tokens for segment in t.split()) for t in trajectories]
         controllers: Mapping[str, float] = self._controller.metrics() if self._controller is not None else {}
-        numbers = {
-            **controllers,
-            "reward": sum(t.reward for t in trajectories) / count,
-            "success": sum(t.success for t in trajectories) / count,
-            "staleness_mean": sum(ages) / count,
-            "staleness_max": max(ages),
-            "response_tokens": sum(tokens) / count,
-            "response_tokens_max": max(tokens),
-            "turns": sum(t.turns for t in trajectories) / count,
-            "truncation_rate": sum(t.truncated and not t.terminated for t in trajectories) / count,
-            "untrained_trajectories": sum(batch.dropped.values()),
-            "batch_wait_s": wait_s,
-            "sync_s": self._sync_s,
-        }
-        for name, value in numbers.items():
+        own = batch_numbers(trajectories, batch, self.state.global_step)
+        for name, value in {**controllers, **own, "batch_wait_s": wait_s, "sync_s": self._sync_s}.items():
             self._record(name, float(value))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -314,19 +297,6 @@ class TrajectoryTrainer(GRPOTrainer):
             self._controller.start()
 
 
-class _Counter(torch.utils.data.Dataset[int]):
-    """0, 1, 2, ...: as long as the run, and empty of data."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 class _Lifecycle(TrainerCallback):
     """Comes before the users' callbacks, so that they see engines with the new weights."""
 
@@ -338,22 +308,3 @@ class _Lifecycle(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.push_weights()
-
-
-def _reward_is_in_the_trajectory(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-    """TRL demands a reward function; ours come with the trajectories and this one is never called."""
-    raise NotImplementedError("rewards come with the trajectories")
-
-
-def _select(whole: Mapping[str, Any], part: MicroBatch) -> dict[str, Any]:
-    """Rows of a batch under TRL's names, trimmed to the part's width."""
-    width = part.input_ids.size(1) - 1
-    selected: dict[str, Any] = {}
-    for name, value in whole.items():
-        if isinstance(value, Tensor) and value.dim() == 2:
-            selected[name] = value[part.rows] if value.size(1) == 1 else value[part.rows, :width]
-        else:
-            selected[name] = value
-    if not part.token_index.numel():
-        selected["tool_mask"] = torch.zeros_like(selected["tool_mask"])
-    return selected

@@ -1,6 +1,7 @@
 """Objectives as pure functions of tensors: no model, no optimizer, no state."""
 
 from agentenv_trainers.objectives.advantages import AdvantageEstimate, ValueGranularity, estimate_advantages
+from agentenv_trainers.objectives.divergence import k3_divergence
 from agentenv_trainers.objectives.double_sided import (
     DoubleSidedRegions,
     double_sided_regions,
@@ -22,6 +23,7 @@ __all__ = [
     "double_sided_weights",
     "estimate_advantages",
     "explained_variance",
+    "k3_divergence",
     "length_adaptive_lambda",
     "skip_observation_gae",
 ]

@@ -74,7 +74,7 @@ class CriticLearner:
         tokens = torch.zeros(batch.num_tokens, device=batch.input_ids.device)
         row_ends = torch.zeros(batch.num_rows, device=batch.input_ids.device)
         with torch.no_grad():
-            for part in batch.micro_batches(self._passes):
+            for part in batch.micro_batches(self._passes(batch)):
                 output = self._forward(part.input_ids)
                 tokens[part.token_index] = output[:, :-1][part.action_mask[:, 1:]]
                 if part.is_filler:
@@ -106,7 +106,7 @@ class CriticLearner:
         predictions = torch.zeros_like(returns)
         losses, norms = [], []
         for index in range(updates):
-            parts = batch.micro_batches(self._passes)
+            parts = batch.micro_batches(self._passes(batch))
             total = torch.zeros((), device=returns.device)
             for number, part in enumerate(parts, start=1):
                 is_last = number == len(parts)
@@ -193,10 +193,10 @@ class CriticLearner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    @property
-    def _passes(self) -> int:
-        """As many forward passes as the policy makes, so that memory is what the settings promise."""
-        return self._args.gradient_accumulation_steps
+    def _passes(self, batch: TrajectoryBatch) -> int:
+        """Forward passes over a batch: as many as the policy makes, more where rows would exceed its size."""
+        needed = -(-batch.num_rows // self._args.per_device_train_batch_size)
+        return max(self._args.gradient_accumulation_steps, needed)
 
     def _sum(self, value: Tensor) -> Tensor:
         if self._accelerator.num_processes == 1:

@@ -17,7 +17,6 @@ Invariants:
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from trl.trainer.utils import add_fused_lm_head
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
@@ -38,10 +36,12 @@ from agentenv_trainers.objectives import (
     double_sided_weights,
     estimate_advantages,
     explained_variance,
+    k3_divergence,
 )
 from agentenv_trainers.policy_head import can_score_directly, score_actions
 from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sao.critic_learner import CriticLearner
+from agentenv_trainers.sao.reference import copy_policy
 from agentenv_trainers.sao.value_pretraining import PretrainingReport, pretrain_values
 from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
 
@@ -91,7 +91,7 @@ class SAOTrainer(TrajectoryTrainer):
             args.beta = beta
         self.beta = beta
         # Copies are taken before the first forward pass wraps anything around the policy.
-        self._reference = self._make_reference() if beta > 0.0 else None
+        self._reference = copy_policy(self.model, args) if beta > 0.0 else None
         self.critic_learner = CriticLearner(critic or Critic.from_policy(self.model), args, self.accelerator)
         self._values_pretrained = False
         self._sums: dict[str, Tensor] = {}
@@ -189,9 +189,8 @@ class SAOTrainer(TrajectoryTrainer):
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """- sum over tokens of [f(r) * A] * log pi / (trained tokens of the whole batch), f(r) * A detached.
 
-        Source: SAO, arXiv 2607.07508 (policy objective). Departure: the optional k3 term to the starting
-            policy
-        (``beta``, off by default).
+        Source: SAO, arXiv 2607.07508 (policy objective). Departure: the optional k3 term that holds the policy
+        near its start (``beta``, off by default).
         """
         mask = inputs["tool_mask"].bool()
         logprobs, entropies, aux_loss = self._logprobs(model, inputs, compute_aux_loss=self.aux_loss_enabled)
@@ -212,7 +211,9 @@ class SAOTrainer(TrajectoryTrainer):
             "entropy": torch.where(mask, entropies.detach(), 0.0).sum(),
         }
         if self._reference is not None:
-            kl = self._kl(inputs, logprobs, mask & ~regions.nonfinite).sum()
+            with torch.no_grad():
+                reference, _, _ = self._logprobs(self._reference, inputs)
+            kl = k3_divergence(logprobs, reference, mask & ~regions.nonfinite).sum()
             loss = loss + self.beta * kl / normalizer
             sums["kl"] = kl.detach()
         if self.aux_loss_enabled:
@@ -253,26 +254,6 @@ class SAOTrainer(TrajectoryTrainer):
             compute_aux_loss=compute_aux_loss,
         )
         return logprobs, entropies, aux_loss
-
-    # Reference
-
-    def _make_reference(self) -> PreTrainedModel:
-        if self.model is None:
-            raise UsageError("beta needs a policy to copy")
-        reference = copy.deepcopy(self.accelerator.unwrap_model(self.model)).requires_grad_(False).eval()
-        reference.__dict__.pop("forward", None)  # bound to the policy by TRL's patch
-        add_fused_lm_head(
-            reference, cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32, outputs=("log_probs", "entropy")
-        )
-        return reference.to(self.accelerator.device)
-
-    def _kl(self, inputs: dict[str, Any], logprobs: Tensor, mask: Tensor) -> Tensor:
-        """[b, t] k3 estimate of KL(policy, reference) per token, 0 outside the mask."""
-        assert self._reference is not None
-        with torch.no_grad():
-            reference, _, _ = self._logprobs(self._reference, inputs)
-        log_ratio = torch.where(mask, reference - logprobs, 0.0)
-        return torch.exp(log_ratio) - log_ratio - 1.0
 
     # Numbers
 

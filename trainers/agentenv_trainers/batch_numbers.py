@@ -1,0 +1,32 @@
+"""Numbers that describe a batch of trajectories as it came, whatever is trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentenv.trajectory import Trajectory
+from agentenv_trainers.batch import TrajectoryBatch
+
+
+def batch_numbers(trajectories: Sequence[Trajectory], batch: TrajectoryBatch, step: int) -> dict[str, float]:
+    """Means and extremes over the trajectories; docs/metrics.md says what each means.
+
+    Args:
+        trajectories: those of all processes, at least one.
+        batch: what they became; only what it dropped is read.
+        step: training step that consumes them, which is the version of the weights it trains.
+    """
+    count = len(trajectories)
+    ages = [step - trajectory.start_version for trajectory in trajectories]
+    tokens = [sum(segment.num_action_tokens for segment in t.split()) for t in trajectories]
+    return {
+        "reward": sum(t.reward for t in trajectories) / count,
+        "success": sum(t.success for t in trajectories) / count,
+        "staleness_mean": sum(ages) / count,
+        "staleness_max": float(max(ages)),
+        "response_tokens": sum(tokens) / count,
+        "response_tokens_max": float(max(tokens)),
+        "turns": sum(t.turns for t in trajectories) / count,
+        "truncation_rate": sum(t.truncated and not t.terminated for t in trajectories) / count,
+        "untrained_trajectories": float(sum(batch.dropped.values())),
+    }
