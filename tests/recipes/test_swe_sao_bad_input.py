@@ -1,5 +1,6 @@
 """Bad input to the SWE recipe: one clear line on stderr, exit code 2, nothing written."""
 
+import gc
 import importlib.util
 import json
 
@@ -78,10 +79,12 @@ def test_an_engine_that_is_not_installed(refused):
     assert "pip install 'agentenv-rl[vllm]'" in refused("--engine", "vllm")
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_docker_asked_for_where_no_engine_answers(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    line = refused("--sandbox", "docker")
-    assert "docker" in line.lower()
+    assert "no Docker engine answers" in refused("--sandbox", "docker")
+    # The Docker SDK leaves the socket that it could not connect to the collector: it must not warn in a later test.
+    gc.collect()
 
 
 def test_an_output_directory_in_use(refused, tmp_path):

@@ -175,7 +175,7 @@ def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     out = tmp_path / "out"

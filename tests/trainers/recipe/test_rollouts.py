@@ -1,5 +1,6 @@
 """What a recipe's trainer is given: the episodes as they were, or a control's."""
 
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,23 @@ import pytest
 from agentenv.report import RunDirectory
 from agentenv.report.run_directory import read_lines
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.recipe.interruption import Interruption
+from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
 
 
 class Source:
-    """Sixteen episodes a step, each with a reward of its own."""
+    """Sixteen episodes a step, each with a reward of its own; Ctrl-C may come while a batch is waited for or taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, interrupted: str = "") -> None:
         self.consumed = 0
+        self.interrupted = interrupted
 
     def get_batch(self, step: int) -> list[Trajectory]:
+        if self.interrupted == "waiting":
+            signal.raise_signal(signal.SIGINT)
         self.consumed += 16
+        if self.interrupted == "taken":
+            signal.raise_signal(signal.SIGINT)
         return [
             Trajectory([1], [2], [-0.5], [True], [0], reward=float(i), episode_id=f"{step}-{i}")
             for i in range(16)
@@ -71,3 +77,28 @@ def test_a_control_deals_the_same_rewards_to_other_episodes_and_writes_down_the_
 def test_a_control_is_the_same_for_the_same_seed(run: RunDirectory) -> None:
     batches = [RecordedRollouts(Source(), run, Interruption(), shuffle_seed=3).get_batch(5) for _ in range(2)]
     assert [item.reward for item in batches[0]] == [item.reward for item in batches[1]]
+
+
+def test_a_batch_is_written_under_the_step_that_trains_on_it(run: RunDirectory) -> None:
+    rollouts = RecordedRollouts(Source(), run, Interruption())
+    rollouts.get_batch(0)
+    rollouts.get_batch(1)
+    written = [(line["step"], line["episode_id"]) for line in read_lines(run.trajectories_path)]
+    assert written == [(step + 1, f"{step}-{i}") for step in (0, 1) for i in range(16)]
+
+
+def test_only_so_many_episodes_of_a_step_are_kept_but_all_are_trained_on(run: RunDirectory) -> None:
+    assert len(RecordedRollouts(Source(), run, Interruption(), keep=2).get_batch(0)) == 16
+    assert [line["episode_id"] for line in read_lines(run.trajectories_path)] == ["0-0", "0-1"]
+
+
+@pytest.mark.parametrize(("moment", "lost"), [("waiting", False), ("taken", True)])
+def test_an_interrupted_wait_tells_whether_a_batch_was_lost(
+    run: RunDirectory, moment: str, lost: bool
+) -> None:
+    with Interruption() as interruption:
+        rollouts = RecordedRollouts(Source(interrupted=moment), run, interruption)
+        with pytest.raises(Interrupted):
+            rollouts.get_batch(0)
+    assert rollouts.batch_lost is lost
+    assert not run.trajectories_path.exists()

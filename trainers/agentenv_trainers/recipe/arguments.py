@@ -52,6 +52,10 @@ class RecipeArguments:
         "shuffled_rewards: a control run that can learn nothing, each batch's rewards dealt out among its episodes "
         "anew; what still changes is drift.",
     )
+    trajectories_per_step: int | None = setting(
+        None,
+        "Training episodes of a step that trajectories.jsonl keeps; unset: all. Long episodes fill a disk.",
+    )
     resume: bool = setting(
         False, "Go on with the run in --output_dir, with its settings, from its last checkpoint."
     )
@@ -62,6 +66,8 @@ class RecipeArguments:
     def __post_init__(self) -> None:
         if self.eval_episodes < 1:
             raise UsageError(f"--eval_episodes is {self.eval_episodes}, must be at least 1")
+        if self.trajectories_per_step is not None and self.trajectories_per_step < 0:
+            raise UsageError(f"--trajectories_per_step is {self.trajectories_per_step}, must not be negative")
         self.env_options, self.eval_env_options  # noqa: B018 - refuses what is not JSON
 
     @property

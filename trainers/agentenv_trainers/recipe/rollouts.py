@@ -32,6 +32,7 @@ class RecordedRollouts:
         interruption: the signals.
         shuffle_seed: for a control run: the rewards of each batch are shuffled among its episodes, after they have
             been written down as they were.
+        keep: most episodes of a step that are written down; None: all.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class RecordedRollouts:
         interruption: Interruption,
         *,
         shuffle_seed: int | None = None,
+        keep: int | None = None,
     ) -> None:
         self._source, self._run, self._interruption = source, run, interruption
-        self._shuffle_seed = shuffle_seed
+        self._shuffle_seed, self._keep = shuffle_seed, keep
         self.batch_lost = False
         """A batch was taken from the buffer and not trained on, because a signal fell between the two."""
 
@@ -64,7 +66,7 @@ class RecordedRollouts:
         except Interrupted:
             self.batch_lost = self._source.counts()["consumed"] != consumed
             raise
-        self._run.log_trajectories("train", step + 1, batch)
+        self._run.log_trajectories("train", step + 1, batch[: self._keep])
         if self._shuffle_seed is not None:
             rewards = [trajectory.reward for trajectory in batch]
             random.Random(f"{self._shuffle_seed}:{step}").shuffle(rewards)
