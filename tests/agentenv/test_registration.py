@@ -18,8 +18,12 @@ from agentenv.testing import EchoEnv
 
 
 @pytest.fixture(autouse=True)
-def _registry_as_before() -> Iterator[None]:
+def _only_what_ships_is_registered() -> Iterator[None]:
+    """Whatever other tests have registered is put aside for the time of a test, and what a test registers is removed."""
     before, ours = dict(gymnasium.registry), set(registration._registered)
+    for id in ours - {"agentenv/Echo-v0", "agentenv/SWE-v0"}:
+        gymnasium.registry.pop(id, None)
+        registration._registered.discard(id)
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(before)
