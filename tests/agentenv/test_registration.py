@@ -19,7 +19,7 @@ from agentenv.testing import EchoEnv
 
 @pytest.fixture(autouse=True)
 def _only_what_ships_is_registered() -> Iterator[None]:
-    """Whatever other tests have registered is put aside for the time of a test, and what a test registers is removed."""
+    """What other tests have registered is put aside for a test, and what it registers is removed."""
     before, ours = dict(gymnasium.registry), set(registration._registered)
     for id in ours - {"agentenv/Echo-v0", "agentenv/SWE-v0"}:
         gymnasium.registry.pop(id, None)
