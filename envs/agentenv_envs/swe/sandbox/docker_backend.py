@@ -1,84 +1,38 @@
 """Sandboxes in Docker containers: hardened, labelled, pooled where a reset is possible.
 
 Invariants:
-- A container has no network, no capability, no way to gain privileges, and limits on memory (no swap), processors,
-  processes and file size; its log driver is off, since output would grow the host's disk.
-- With `read_only` nothing but memory file systems can be written, /dev included: what `Driver.reset` empties is all
-  there is. POSIX message queues have no quota, and System V objects make a reset fail.
-- PID 1 ignores every signal from inside and its memory is closed, so that no command can end its container or leave
-  anything behind in it.
-- No container outlives its owner for long: `close` and the exit of the process remove all, and what a killed process
-  left is removed by the next backend that opens (`reap`).
+- A sandbox is used again only after a reset that left nothing over; anything odd costs the container.
+- No container outlives its owner for long: `close` removes all that the backend made, and what a killed process left
+  is removed by the next backend that opens (`reap`).
 - At most 2 x processors containers start at a time: more would slow one another down.
 """
 
 import logging
 import os
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from agentenv.errors import MissingExtraError, SandboxError, UsageError
+from agentenv.errors import SandboxError, UsageError
 
 from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, Sandbox, SandboxSpec, as_bytes
-from .driver import OUTPUT_FOLDER, RESET_MOUNTS, Driver, engine_errors
+from .driver import Driver
+from .engine import connect, container_settings, engine_errors
 from .images import ensure_base_image
 from .labels import BACKEND, SANDBOX, is_abandoned, owner_labels
 from .pool import WarmPool
 
-__all__ = ["DockerBackend", "DockerSandbox", "connect"]
+__all__ = ["DockerBackend", "DockerSandbox"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ENGINE_TIMEOUT_S = 60
-PROBE_TIMEOUT_S = 5
 PARALLEL_REMOVALS = 8
-CHANNEL_MB = 34
-"""Size of the memory file system of the driver channel: 32 MiB of output and the driver's own program."""
-SHM_MB = 16
-FILE_BYTES = 1_000_000_000
-"""Size limit of one file in a container whose root is writable."""
 KILLS_BEFORE_RECYCLING = 2
 """Commands killed in a row (exit code 137: out of memory, mostly) after which a container is not used again."""
-
-# An execute-only copy of bash, like the driver: nothing inside can read it or write into it, so it stays what it is.
-_PID_1 = (
-    f"i={OUTPUT_FOLDER}/init; set -- 'rm -f '$i'; trap \"\" HUP INT QUIT TERM USR1 USR2; exec 3<> <(:); "
-    "while :; do read -r -u 3 _; done'; "
-    'cp -- "$BASH" "$i" && chmod 111 "$i" && exec -a init "$i" -p -c "$1"; exec "$BASH" -p -c "$1"'
-)
-
-
-def connect() -> Any:
-    """A Docker client, after the engine has answered.
-
-    Raises:
-        MissingExtraError: the Docker SDK is not installed.
-        UsageError: no engine answers.
-    """
-    try:
-        import docker
-    except ImportError as error:
-        raise MissingExtraError("docker", "docker") from error
-    import requests
-
-    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    try:
-        if address.startswith("unix://"):  # the client leaks a socket where nothing listens
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.settimeout(PROBE_TIMEOUT_S)
-                listener.connect(address.removeprefix("unix://"))
-        probe = docker.from_env(timeout=PROBE_TIMEOUT_S)
-        probe.ping()
-        probe.close()
-        return docker.from_env(timeout=ENGINE_TIMEOUT_S, max_pool_size=64)
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise UsageError(f"sandbox='docker': no Docker engine answers ({error})") from error
 
 
 class DockerSandbox:
@@ -241,7 +195,7 @@ class DockerBackend:
         try:
             with engine_errors(f"creating a container of {image}"):
                 container_id = self._api.create_container(
-                    **_settings(self._api, spec, image, owner_labels(self._id))
+                    **container_settings(self._api, spec, image, owner_labels(self._id))
                 )["Id"]
             with engine_errors(f"starting container {container_id[:12]} of {image}"):
                 self._api.start(container_id)
@@ -308,51 +262,3 @@ class DockerBackend:
             logger.warning("container %s is not removed: %s", container_id[:12], error)
             return False
         return True
-
-
-def _settings(api: Any, spec: SandboxSpec, image: str, labels: dict[str, str]) -> dict[str, Any]:
-    """Arguments of `create_container`."""
-    from docker.types import LogConfig, Ulimit
-
-    in_memory = "rw,nosuid,nodev,exec"
-    tmpfs = {OUTPUT_FOLDER: f"{in_memory},size={CHANNEL_MB}m,mode={RESET_MOUNTS[OUTPUT_FOLDER]}"}
-    file_bytes = FILE_BYTES
-    if spec.read_only:
-        file_bytes = max(spec.writable_mb, CHANNEL_MB) << 20
-        tmpfs[spec.workdir] = f"{in_memory},size={spec.writable_mb}m,mode=755"
-        tmpfs["/tmp"] = f"{in_memory},size={spec.writable_mb}m,mode={RESET_MOUNTS['/tmp']}"
-        tmpfs["/dev/shm"] = f"rw,nosuid,nodev,noexec,size={SHM_MB}m,mode={RESET_MOUNTS['/dev/shm']}"
-        # The engine leaves these two writable even under a read-only root.
-        tmpfs["/dev"] = "ro,dev,nosuid,noexec,size=64k,mode=755"
-        tmpfs["/sys/fs/cgroup"] = "ro,nosuid,nodev,noexec,size=64k,mode=755"
-    ulimits = [Ulimit(name="fsize", soft=file_bytes, hard=file_bytes), Ulimit(name="core", soft=0, hard=0)]
-    if spec.read_only:
-        ulimits.append(Ulimit(name="msgqueue", soft=0, hard=0))
-    host = api.create_host_config(
-        network_mode="none",
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges:true"],
-        pids_limit=spec.pids,
-        mem_limit=f"{spec.memory_mb}m",
-        memswap_limit=f"{spec.memory_mb}m",
-        nano_cpus=int(spec.cpus * 1e9),
-        read_only=spec.read_only,
-        ipc_mode="none" if spec.read_only else None,
-        init=False,
-        log_config=LogConfig(type=LogConfig.types.NONE),
-        tmpfs=tmpfs,
-        ulimits=ulimits,
-    )
-    return {
-        "image": image,
-        "name": f"agentenv-{uuid.uuid4().hex[:12]}",
-        "command": ["-c", _PID_1],
-        "entrypoint": ["bash"],
-        "hostname": "sandbox",
-        "user": "0:0",
-        "working_dir": spec.workdir,
-        "environment": dict(spec.environment),
-        "labels": labels,
-        "stop_signal": "SIGKILL",
-        "host_config": host,
-    }

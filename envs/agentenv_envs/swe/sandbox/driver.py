@@ -6,47 +6,36 @@ one exec of bash in the container. The other end is `driver.sh`.
 Invariants:
 - A command's output goes to a file in memory first, and only head and tail come back: an endless output that went
   straight into the stream would jam the engine's event queue for that container.
-- Each request has a random tag, and the answer ends with it. A command cannot learn it: the driver is an execute-only
-  copy of bash, so that the kernel denies others its memory, environment and descriptors even to the same user, and the
-  tag is never in an argument.
-- Every wait has a deadline on the host. A channel that is lost (the command killed the driver, or nothing answers) is
-  reopened once after a sweep; if that fails too, the container counts as lost: `SandboxError`, never a hang.
+- A command cannot learn the tag that ends its answer: the driver is an execute-only copy of bash, so that the kernel
+  denies its memory, environment and descriptors to others even of the same user, and the tag is never in an argument.
+- A channel that is lost (the command killed the driver, or nothing answers) is reopened once after a sweep; if that
+  fails too, the container counts as lost: `SandboxError`, never a hang.
 - The sweep is an exec that is detached and polled: an attached one can wait for ever.
-
-A request is one line "operation tag arguments" and the bytes that it announces; an answer is
-"\\1tag state code total\\1payload\\1tag\\1".
 """
 
 import logging
-import os
 import shlex
-import socket
-import struct
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files as package_files
 from typing import Any
 
-from agentenv.errors import SandboxError, SandboxTimeoutError
+from agentenv.errors import SandboxError
 
 from .base import EXIT_KILLED, EXIT_TIMED_OUT, CommandResult, SandboxSpec, absolute_path, decode_output
+from .channel import OPEN_TIMEOUT_S, Answer, Channel, ChannelLostError
+from .engine import OUTPUT_FOLDER, RESET_MOUNTS, engine_errors
 
-__all__ = ["OUTPUT_FOLDER", "RESET_MOUNTS", "Driver", "engine_errors"]
+__all__ = ["Driver"]
 
 logger = logging.getLogger(__name__)
-
-OUTPUT_FOLDER = "/run/out"
-"""Memory file system of the channel; `driver.sh` names it too."""
-RESET_MOUNTS = {"/tmp": "1777", "/dev/shm": "1777", OUTPUT_FOLDER: "700"}
-"""Memory file systems of a read_only sandbox besides the workdir (mode 755): path -> mode."""
 
 COMMAND_BYTES = 96 * 1024
 """A longer command goes by file: the kernel limits an argument to 128 KiB."""
 CHUNK_BYTES = 64 * 1024
-OPEN_TIMEOUT_S = 20.0
-GRACE_S = 5.0
+GRACE_S = 10.0
 """How long past its own limits an answer may take: covers the second between TERM and KILL, and a busy machine."""
 SWEEP_TIMEOUT_S = 8.0
 
@@ -55,38 +44,6 @@ _BOOT = (
     'cp -- "$BASH" "$d" && chmod 111 "$d" && exec -a driver "$d" -p -c "$*"; exec "$BASH" -p -c "$*"'
 )
 _SWEEP = f"kill -KILL -1; chmod 700 {OUTPUT_FOLDER}; rm -rf {OUTPUT_FOLDER}/driver"
-
-
-class ChannelLostError(Exception):
-    """The driver does not answer: sweep and reopen once, then treat the container as lost."""
-
-    def __init__(self, reason: str, *, late: bool = False) -> None:
-        super().__init__(reason)
-        self.late = late
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back for a request: state word, exit code, bytes in all, and the payload."""
-
-    state: str
-    code: int
-    total: int
-    payload: bytes
-
-
-@contextmanager
-def engine_errors(what: str) -> Iterator[None]:
-    """Turn what the Docker client raises into `SandboxError`, with the action that failed in the message."""
-    import requests
-    from docker.errors import DockerException
-
-    try:
-        yield
-    except requests.exceptions.Timeout as error:
-        raise SandboxTimeoutError(f"{what}: the Docker engine did not answer in time ({error})") from error
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise SandboxError(f"{what}: {error}") from error
 
 
 class Driver:
@@ -107,13 +64,9 @@ class Driver:
         self._container_id = container_id
         self._spec = spec
         self._name = name
-        self._stream: Any = None
-        self._socket: socket.socket | None = None
-        self._raw = bytearray()
         self._number = 0
-        self._ended = False
-        self._program = _program(spec)
-        self._open()
+        self._ended = threading.Event()
+        self._channel = self._open()
 
     def run(self, command: str, timeout_s: float, half_bytes: int) -> CommandResult:
         """See `Sandbox.run`."""
@@ -129,7 +82,7 @@ class Driver:
             self._number += 1
             request = f"{timeout_s:.3f} {half_bytes} {self._number} {len(text)}\n".encode() + text
             try:
-                answer = self._ask("run", request, timeout_s + GRACE_S)
+                answer = self._channel.ask("run", request, timeout_s + GRACE_S)
             except ChannelLostError as lost:
                 logger.info("%s: %s; sweeping", self._name, lost)
                 answer = self._recover(lost, half_bytes)
@@ -169,7 +122,7 @@ class Driver:
         """
         request, size = _entries(files, self._spec.workdir)
         try:
-            answer = self._ask("reset", request, _transfer_s(size))
+            answer = self._channel.ask("reset", request, _transfer_s(size))
         except ChannelLostError as lost:
             raise SandboxError(f"{self._name}: reset failed: {lost}") from None
         self._number = 0
@@ -181,52 +134,24 @@ class Driver:
     def ping(self) -> bool:
         """True where the driver answers at once."""
         try:
-            return self._ask("ping", b"\n", GRACE_S).state == "ok"
+            return self._channel.ask("ping", b"\n", GRACE_S).state == "ok"
         except ChannelLostError:
             return False
 
     def close(self) -> None:
-        """Drop the channel for good; the driver ends at the end of its input, and a request that waits fails."""
-        self._ended = True
-        self._drop()
+        """Drop the channel for good; the driver ends, and a request that another thread waits for fails."""
+        self._ended.set()
+        self._channel.close()
 
-    def _drop(self) -> None:
-        channel, stream = self._socket, self._stream
-        self._socket = self._stream = None
-        if channel is not None:
-            with suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
-            channel.close()
-            stream.close()
-        self._raw = bytearray()
-
-    def _open(self) -> None:
-        self._drop()
-        if self._ended:
-            raise SandboxError(f"{self._name} was closed")
-        boot = _BOOT % len(self._program)
-        with engine_errors(f"{self._name}: opening the driver channel"):
-            created = self._api.exec_create(
-                self._container_id,
-                ["bash", "-p", "-c", boot],
-                stdin=True,
-                stdout=True,
-                stderr=False,
-                user="0:0",
-            )
-            self._stream = self._api.exec_start(created["Id"], socket=True)
-        self._socket = getattr(self._stream, "_sock", self._stream)
-        try:
-            self._send(self._program, time.monotonic() + OPEN_TIMEOUT_S)
-            self._ask("ping", b"\n", OPEN_TIMEOUT_S)
-        except ChannelLostError as lost:
-            self._drop()
-            raise SandboxError(f"{self._name}: the driver does not start: {lost}") from None
+    def _open(self) -> Channel:
+        program = _program(self._spec)
+        command = ["bash", "-p", "-c", _BOOT % len(program)]
+        return Channel(self._api, self._container_id, command, program, self._name)
 
     def _sweep(self) -> None:
         """Kill everything but PID 1, escaped sessions included, and open a new channel."""
-        self._drop()
-        if self._ended:
+        self._channel.close()
+        if self._ended.is_set():
             raise SandboxError(f"{self._name} was closed")
         with engine_errors(f"{self._name}: sweeping"):
             created = self._api.exec_create(self._container_id, ["bash", "-p", "-c", _SWEEP], user="0:0")
@@ -236,75 +161,30 @@ class Driver:
                 if time.monotonic() > deadline:
                     raise SandboxError(f"{self._name}: the container does not answer")
                 time.sleep(0.02)
-        self._open()
+        self._channel = self._open()
+        if self._ended.is_set():  # meanwhile
+            self._channel.close()
 
     def _recover(self, lost: ChannelLostError, half_bytes: int) -> Answer:
         """Reopen the channel after a command broke it, and fetch what the command wrote until then."""
         self._sweep()
         state, code = ("late", EXIT_TIMED_OUT) if lost.late else ("ok", EXIT_KILLED)
         try:
-            answer = self._ask("recover", f"{self._number} {half_bytes}\n".encode(), OPEN_TIMEOUT_S)
+            answer = self._channel.ask("recover", f"{self._number} {half_bytes}\n".encode(), OPEN_TIMEOUT_S)
         except ChannelLostError as again:
             raise SandboxError(f"{self._name}: {again}") from None
         return Answer(state, code, answer.total, answer.payload)
 
     def _ask_again(self, operation: str, request: bytes, size: int) -> Answer:
-        """`_ask`, and once more over a new channel."""
+        """A request, and once more over a new channel."""
         for attempt in range(2):
             try:
-                return self._ask(operation, request, _transfer_s(size))
+                return self._channel.ask(operation, request, _transfer_s(size))
             except ChannelLostError as lost:
                 if attempt:
                     raise SandboxError(f"{self._name}: {operation} failed: {lost}") from None
                 self._sweep()
         raise AssertionError("unreachable")
-
-    def _ask(self, operation: str, request: bytes, timeout_s: float) -> Answer:
-        tag = os.urandom(8).hex()
-        deadline = time.monotonic() + timeout_s
-        self._send(f"{operation} {tag} ".encode() + request, deadline)
-        text = self._receive(f"\1{tag}\1".encode(), deadline)
-        header, payload = text.split(b"\1", 2)[1:]
-        _, state, code, total = header.split(b" ")
-        return Answer(state.decode(), int(code), int(total), payload)
-
-    def _send(self, data: bytes, deadline: float) -> None:
-        channel = self._socket
-        if channel is None:
-            raise ChannelLostError("the channel is closed")
-        try:
-            channel.settimeout(max(0.01, deadline - time.monotonic()))
-            channel.sendall(data)
-        except TimeoutError:
-            raise ChannelLostError("the driver takes no request", late=True) from None
-        except OSError as error:
-            raise ChannelLostError(f"the channel broke: {error}") from None
-
-    def _receive(self, end: bytes, deadline: float) -> bytes:
-        """The text of an answer up to its end mark, out of the engine's frames of 8 bytes of header and a payload."""
-        channel = self._socket
-        if channel is None:
-            raise ChannelLostError("the channel is closed")
-        text, raw = bytearray(), self._raw
-        while not text.endswith(end):
-            try:
-                channel.settimeout(max(0.01, deadline - time.monotonic()))
-                data = channel.recv(1 << 18)
-            except TimeoutError:
-                raise ChannelLostError("no answer within the deadline", late=True) from None
-            except OSError as error:
-                raise ChannelLostError(f"the channel broke: {error}") from None
-            if not data:
-                raise ChannelLostError("the channel was closed")
-            raw += data
-            at = 0
-            while len(raw) - at >= 8 and len(raw) - at >= 8 + (
-                size := struct.unpack_from(">I", raw, at + 4)[0]
-            ):
-                text += raw[at + 8 : at + 8 + size]
-                at += 8 + size
-            del raw[:at]
-        return bytes(text[: -len(end)])
 
 
 def _transfer_s(size: int) -> float:
@@ -325,15 +205,22 @@ def _entries(files: Mapping[str, bytes], workdir: str) -> tuple[bytes, int]:
     return request, len(request)
 
 
+@cache
+def _script() -> str:
+    """`driver.sh` without its comment lines."""
+    text = package_files(__package__).joinpath("driver.sh").read_text(encoding="utf-8")
+    return "\n".join(
+        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("# ")
+    )
+
+
 def _program(spec: SandboxSpec) -> bytes:
-    """`driver.sh` without its comment lines, with the folders of this specification set."""
+    """What the driver of a sandbox runs: the folders of its specification, then the script."""
     mounts = {spec.workdir: "755", **RESET_MOUNTS}
     meta = "\n".join(f"{mode} 0 0 {path}" for path, mode in mounts.items())
-    script = package_files(__package__).joinpath("driver.sh").read_text(encoding="utf-8")
-    lines = [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("# ")]
-    head = [
+    folders = [
         f"ae_work={shlex.quote(spec.workdir)}",
         f"ae_roots=({shlex.join(mounts)})",
         f"ae_meta={shlex.quote(meta)}",
     ]
-    return "\n".join(head + lines + [""]).encode()
+    return "\n".join([*folders, _script(), ""]).encode()

@@ -6,7 +6,6 @@ exec 2>/dev/null
 set -m # every command gets a process group of its own, without an exec of setsid
 umask 022
 cd /
-rm -f /run/out/driver # runs on without its name
 trap : PIPE # a dead watchdog must not end this shell; a handler, unlike SIG_IGN, is not inherited by commands
 ae_lc_set=${LC_ALL+x} ae_lc=${LC_ALL-}
 unset LC_ALL
@@ -192,6 +191,12 @@ ae_recover() {
   fi
 }
 
+for ((ae_round = 0; ae_round < 500; ae_round++)); do # a container that has just started
+  read -r ae_name </proc/1/comm
+  [[ $ae_name == init ]] && break
+  ae_sleep 0.01
+done
+rm -f /run/out/driver /run/out/init /run/out/init.wait # the programs run on without their names
 ae_find=(\()
 for ae_root in "${ae_roots[@]}"; do ae_find+=(-path "$ae_root" -o); done
 ae_find[-1]=\)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from agentenv.errors import SandboxError
-from agentenv_envs.swe.sandbox import SandboxSpec
+from agentenv_envs.swe.sandbox import SandboxSpec, driver
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend, DockerSandbox
 
 pytestmark = pytest.mark.docker
@@ -100,7 +100,10 @@ def test_a_command_that_kills_the_driver_is_a_result(sandbox: DockerSandbox, com
     assert sandbox.run("echo after").output == "after\n"
 
 
-def test_a_command_that_stops_the_driver_is_a_time_out(sandbox: DockerSandbox) -> None:
+def test_a_command_that_stops_the_driver_is_a_time_out(
+    sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "GRACE_S", 2.0)
     result = sandbox.run("echo before; kill -STOP $PPID", timeout_s=0.5)
     assert (result.output, result.exit_code, result.timed_out) == ("before\n", 124, True)
     assert sandbox.run("echo after").output == "after\n"

@@ -1,0 +1,128 @@
+"""A stream to a driver in a container, over one `docker exec`: requests out, answers in.
+
+A request is one line "operation tag arguments" and the bytes that it announces; an answer is
+"\\1tag state code total\\1payload\\1tag\\1".
+
+Invariants:
+- Each request has a random tag, and its answer ends with it: what a command prints cannot end an answer.
+- Every wait has a deadline. A stream that ends, breaks or stays silent is a `ChannelLostError`, also for a thread that
+  reads while another one closes.
+"""
+
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.errors import SandboxError
+
+from .engine import engine_errors
+
+__all__ = ["OPEN_TIMEOUT_S", "Answer", "Channel", "ChannelLostError"]
+
+OPEN_TIMEOUT_S = 20.0
+
+
+class ChannelLostError(Exception):
+    """The driver does not answer: sweep and reopen once, then treat the container as lost."""
+
+    def __init__(self, reason: str, *, late: bool = False) -> None:
+        super().__init__(reason)
+        self.late = late
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for a request: state word, exit code, bytes in all, and the payload."""
+
+    state: str
+    code: int
+    total: int
+    payload: bytes
+
+
+class Channel:
+    """An open stream.
+
+    Args:
+        api: a `docker.APIClient`.
+        container_id: a container that runs.
+        command: what the exec starts; it reads `program` from its input and then answers requests.
+        program: see there.
+        name: for messages.
+
+    Raises:
+        SandboxError: the engine refuses, or the driver does not answer a first request.
+    """
+
+    def __init__(self, api: Any, container_id: str, command: list[str], program: bytes, name: str) -> None:
+        self._raw = bytearray()
+        with engine_errors(f"{name}: opening the driver channel"):
+            created = api.exec_create(
+                container_id, command, stdin=True, stdout=True, stderr=False, user="0:0"
+            )
+            self._stream = api.exec_start(created["Id"], socket=True)
+        self._socket: socket.socket = getattr(self._stream, "_sock", self._stream)
+        try:
+            self._send(program, time.monotonic() + OPEN_TIMEOUT_S)
+            self.ask("ping", b"\n", OPEN_TIMEOUT_S)
+        except ChannelLostError as lost:
+            self.close()
+            raise SandboxError(f"{name}: the driver does not start: {lost}") from None
+
+    def ask(self, operation: str, request: bytes, timeout_s: float) -> Answer:
+        """Send a request and wait for its answer.
+
+        Raises:
+            ChannelLostError: none came in time, or none can come any more.
+        """
+        tag = os.urandom(8).hex()
+        deadline = time.monotonic() + timeout_s
+        self._send(f"{operation} {tag} ".encode() + request, deadline)
+        text = self._receive(f"\1{tag}\1".encode(), deadline)
+        header, payload = text.split(b"\1", 2)[1:]
+        _, state, code, total = header.split(b" ")
+        return Answer(state.decode(), int(code), int(total), payload)
+
+    def close(self) -> None:
+        """End the stream; idempotent. The driver ends at the end of its input."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        self._socket.close()
+        self._stream.close()
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        try:
+            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+            self._socket.sendall(data)
+        except TimeoutError:
+            raise ChannelLostError("the driver takes no request", late=True) from None
+        except OSError as error:
+            raise ChannelLostError(f"the channel broke: {error}") from None
+
+    def _receive(self, end: bytes, deadline: float) -> bytes:
+        """The text of an answer up to its end mark, out of the engine's frames: 8 bytes of header, then a payload."""
+        text, raw = bytearray(), self._raw
+        while not text.endswith(end):
+            try:
+                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+                data = self._socket.recv(1 << 18)
+            except TimeoutError:
+                raise ChannelLostError("no answer within the deadline", late=True) from None
+            except OSError as error:
+                raise ChannelLostError(f"the channel broke: {error}") from None
+            if not data:
+                raise ChannelLostError("the channel was closed")
+            raw += data
+            at = 0
+            while len(raw) >= at + 8:
+                size = struct.unpack_from(">I", raw, at + 4)[0]
+                if len(raw) < at + 8 + size:
+                    break
+                text += raw[at + 8 : at + 8 + size]
+                at += 8 + size
+            del raw[:at]
+        return bytes(text[: -len(end)])
