@@ -62,6 +62,10 @@ def test_the_environment_of_the_readme_trains(examples, swe_sao, tiny_policy, mo
     summary = json.loads((examples / "out" / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["after"]["episodes"] == 4
+    episodes = [
+        json.loads(line) for line in (examples / "out" / "trajectories.jsonl").read_text().splitlines()
+    ]
+    assert max(episode["turns"] for episode in episodes) == 6  # as the environment advises
 
 
 def test_every_command_of_the_recipe_that_is_shown_is_accepted(texts, examples, swe_sao, monkeypatch):
@@ -87,8 +91,8 @@ def test_every_option_that_is_named_exists(texts, swe_sao):
         for text in texts.values()
         for option in re.findall(r"(?<![\w-])--([a-z][a-z_-]*[a-z])", text)
     }
-    # Options of other programs: the calibration command and the installer's.
-    assert named - {"json", "sandbox", "svg"} <= fields
+    # Options of other programs: the calibration command, the curve, compose.
+    assert named - {"json", "sandbox", "svg", "rm"} <= fields
 
 
 def test_every_file_that_is_linked_exists(texts, repository):
