@@ -40,20 +40,19 @@ from agentenv_trainers.sao import SAOConfig, SAOTrainer
 EMBEDDED_POLICY = Path(swe.__file__).parent / "policy"
 
 EMBEDDED: dict[str, Any] = {
-    "max_steps": 120,
-    "per_device_train_batch_size": 32,
-    "num_envs": 24,
+    "max_steps": 90,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 4,
+    "num_envs": 16,
     "asynchrony": 1.0,
     "max_turns": 12,
     "max_tokens_per_turn": 48,
     "max_tokens_per_episode": 640,
-    "learning_rate": 1e-3,
-    "beta": 0.01,
-    "negative_advantage_scale": 0.5,
+    "learning_rate": 8e-5,
     "critic_learning_rate": 1e-3,
     "value_pretrain_episodes": 256,
-    "value_pretrain_steps": 50,
-    "save_steps": 20,
+    "value_pretrain_steps": 16,
+    "save_steps": 30,
     "save_total_limit": 2,
 }
 """Settings for the embedded policy, half a million parameters: those of the paper are made for billions."""
@@ -63,6 +62,7 @@ OWN_MODEL: dict[str, Any] = {
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 32,
     "value_pretrain_episodes": 256,
+    "trajectories_per_step": 8,
     "save_steps": 20,
     "save_total_limit": 2,
 }
@@ -116,7 +116,9 @@ class SWEArguments(RecipeArguments):
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stand below what the user set."""
     settings = dict(EMBEDDED if given.get("model", "embedded") == "embedded" else OWN_MODEL)
-    if given.get("dataset", "embedded") != "embedded":
+    if given.get("env") is not None:
+        settings.pop("max_turns", None)  # the environment advises its own
+    elif given.get("dataset", "embedded") != "embedded":
         settings |= DATA_SET
     if "preset" in given:
         settings = {name: value for name, value in settings.items() if name not in PRESET_FIELDS}
