@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import PrinterCallback, Trainer
 
 from agentenv.report import Progress, RunDirectory, write_report
 from agentenv.report.page import UNISOLATED_WARNING
@@ -35,6 +35,7 @@ from agentenv.trajectory import Trajectory
 from agentenv_trainers.checkpoint import last_complete
 from agentenv_trainers.recipe.arguments import Parsed
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
+from agentenv_trainers.recipe.recorder import StepRecorder
 from agentenv_trainers.recipe.results import evaluation_result, settings, versions
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
 from agentenv_trainers.recipe.sources import EnvFactory
@@ -189,7 +190,7 @@ class Experiment:
             Interrupted: the user ended the run; its checkpoint is written.
         """
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_Recorder(self))
+        trainer.add_callback(StepRecorder(self._step_done, self._step_logged, self._interruption))
         total = self._config.max_steps
         self._progress.stage("training", unit="step", total=total, done=self._step)
         try:
@@ -210,6 +211,19 @@ class Experiment:
         interrupted = isinstance(error, KeyboardInterrupt)
         status = "finished" if error is None else "interrupted" if interrupted else "failed"
         try:
+            report = self._conclude(status, error)
+            self._progress.note(f"{status} after {self._step} steps; report: {report}")
+        finally:
+            self._run.close()
+            self._progress.close()
+            self._interruption.__exit__()
+        if interrupted:
+            self.exit_code = self._interruption.exit_code if self._interruption.requested else 130
+        return interrupted
+
+    def _conclude(self, status: str, error: BaseException | None) -> Path:
+        """Close what runs, then write what is known."""
+        try:
             self._controller.stop()
         except Exception:
             logger.exception("the rollouts did not stop cleanly")
@@ -228,18 +242,13 @@ class Experiment:
         if status == "failed":
             summary["error"] = f"{type(error).__name__}: {error}"
         self._run.write_summary(summary)
-        report = write_report(self._run.path)
-        self._run.close()
-        self._progress.note(f"{status} after {self._step} steps; report: {report}")
-        self._progress.close()
-        self._interruption.__exit__()
-        if interrupted:
-            self.exit_code = self._interruption.exit_code if self._interruption.requested else 130
-        return interrupted
+        return write_report(self._run.path)
 
-    def finished_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Write down and show a finished training step."""
+    def _step_done(self, step: int) -> None:
         self._step = step
+
+    def _step_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write down and show a finished training step."""
         self._run.log_metrics(step, {**metrics, "seconds": self._seconds()})
         shown = {
             label: f"{metrics[name]:.2f}"
@@ -249,11 +258,6 @@ class Experiment:
         if "episodes_per_s" in metrics:
             shown["episodes/s"] = f"{metrics['episodes_per_s']:.1f}"
         self._progress.update(step, shown)
-
-    @property
-    def interruption(self) -> Interruption:
-        """Whether the user asked the run to end."""
-        return self._interruption
 
     def _open_directory(self) -> RunDirectory:
         path = self._config.output_dir
@@ -315,29 +319,3 @@ class Experiment:
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began
-
-
-class _Recorder(TrainerCallback):
-    """Hands each finished step to the experiment, and ends training when the user asked for it."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
-
-    def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
-        """A training step's numbers; the summary that transformers logs at the end of training is none."""
-        if logs and "train_runtime" not in logs:
-            numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
-            self._experiment.finished_step(state.global_step, numbers)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Checkpoint and stop if asked to."""
-        if self._experiment.interruption.requested:
-            control.should_save = True
-            control.should_training_stop = True

@@ -1,0 +1,48 @@
+"""The callback by which a recipe hears of finished steps and ends training when the user asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from agentenv_trainers.recipe.interruption import Interruption
+
+
+class StepRecorder(TrainerCallback):
+    """Hands on every step and its numbers.
+
+    Args:
+        on_step: called with the number of finished steps, before a checkpoint of that step is written.
+        on_numbers: called with the step and its numbers, whenever the trainer logs.
+        interruption: once requested, training stops after the step, with a checkpoint.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[int], None],
+        on_numbers: Callable[[int, Mapping[str, float]], None],
+        interruption: Interruption,
+    ) -> None:
+        self._on_step, self._on_numbers, self._interruption = on_step, on_numbers, interruption
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A step is finished."""
+        self._on_step(state.global_step)
+        if self._interruption.requested:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """A step's numbers; the summary that transformers logs at the end of training is none."""
+        if logs and "train_runtime" not in logs:
+            numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+            self._on_numbers(state.global_step, numbers)
