@@ -20,11 +20,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # More threads than one make the small matrices of the embedded policy slower, and several times so on a busy machine.
 export OMP_NUM_THREADS := 1
 
-# The CPU build of torch. Its local version never matches a CUDA build, which is thirty times as large; where the
-# configured index has none, PyTorch's own index does. Builds for macOS carry no local version.
+# The CPU build of torch. Its local version never matches a CUDA build, which is thirty times as large. Where the
+# configured index has no such build, TORCH_INDEX names one that has. Builds for macOS carry no local version.
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH := torch==$(TORCH_VERSION)$(if $(filter Linux,$(shell uname -s)),+cpu)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 
 .PHONY: help
 help: ## Show this list
@@ -38,10 +38,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		|| { echo "agentenv needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11" >&2; exit 2; }
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); this takes a minute or two."
-	@if ! $(PIP) install -qq -c constraints.txt '$(TORCH)' > $(VENV)/torch.log 2>&1; then \
-		echo "The configured package index has no $(TORCH); trying $(TORCH_INDEX)"; \
-		$(PIP) install -qq -c constraints.txt --extra-index-url $(TORCH_INDEX) '$(TORCH)'; \
-	fi
+	@$(PIP) install -qq -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)' \
+		> $(VENV)/torch.log 2>&1 \
+		|| { tail -3 $(VENV)/torch.log >&2; echo "No $(TORCH), a CPU build of torch, could be installed. Give the" \
+			"index that PyTorch's installation page names for CPU builds: make install TORCH_INDEX=URL" >&2; exit 2; }
 	@$(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
