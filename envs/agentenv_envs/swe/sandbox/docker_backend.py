@@ -19,7 +19,7 @@ from agentenv.errors import SandboxError, UsageError
 
 from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, Sandbox, SandboxSpec, as_bytes
 from .driver import Driver
-from .engine import connect, container_settings, engine_errors
+from .engine import connect, container_settings, engine_errors, fair_cgroup_parent
 from .images import ensure_base_image
 from .labels import BACKEND, SANDBOX, is_abandoned, owner_labels
 from .pool import WarmPool
@@ -121,6 +121,9 @@ class DockerBackend:
         self._client = client if client is not None else connect()
         self._api = self._client.api
         self._id = uuid.uuid4().hex
+        self._local_engine = str(self._api.base_url).startswith("http+docker://")
+        with engine_errors("asking the Docker engine about itself"):
+            self._cgroup_parent = fair_cgroup_parent(self._api.info())
         self._starting = threading.BoundedSemaphore(max_starting or 2 * (os.cpu_count() or 1))
         self._image_lock = threading.Lock()
         self._base_image: str | None = None
@@ -164,10 +167,9 @@ class DockerBackend:
             return len(self._containers(f"{BACKEND}={self._id}"))
 
     def reap(self) -> int:
-        local = str(self._api.base_url).startswith("http+docker://")
         with engine_errors("listing containers"):
             found = self._containers(SANDBOX)
-        dead = [item["Id"] for item in found if is_abandoned(item["Labels"], local_engine=local)]
+        dead = [item["Id"] for item in found if is_abandoned(item["Labels"], local_engine=self._local_engine)]
         if dead:
             logger.info("removing %d containers that dead processes left", len(dead))
         return self._remove(dead)
@@ -191,22 +193,35 @@ class DockerBackend:
 
     def _start(self, spec: SandboxSpec) -> DockerSandbox:
         image = self._image(spec.image)
-        container_id = ""
         try:
-            with engine_errors(f"creating a container of {image}"):
-                container_id = self._api.create_container(
-                    **container_settings(self._api, spec, image, owner_labels(self._id))
-                )["Id"]
-            with engine_errors(f"starting container {container_id[:12]} of {image}"):
-                self._api.start(container_id)
+            container_id = self._start_container(spec, image)
+        except SandboxError as error:
+            if self._cgroup_parent is None:
+                raise
+            logger.warning("%s; trying without cgroup parent %s", error, self._cgroup_parent)
+            self._cgroup_parent = None
+            container_id = self._start_container(spec, image)
+        try:
             sandbox = DockerSandbox(self._api, container_id, spec, self._forget)
         except BaseException:
-            if container_id:
-                self._remove_one(container_id)
+            self._remove_one(container_id)
             raise
         with self._live_lock:
             self._live.add(sandbox)
         return sandbox
+
+    def _start_container(self, spec: SandboxSpec, image: str) -> str:
+        """Create and start a container; leaves none behind when it fails."""
+        settings = container_settings(self._api, spec, image, owner_labels(self._id), self._cgroup_parent)
+        with engine_errors(f"creating a container of {image}"):
+            container_id = str(self._api.create_container(**settings)["Id"])
+        try:
+            with engine_errors(f"starting container {container_id[:12]} of {image}"):
+                self._api.start(container_id)
+        except BaseException:
+            self._remove_one(container_id)
+            raise
+        return container_id
 
     def _forget(self, sandbox: DockerSandbox) -> None:
         with self._live_lock:

@@ -10,7 +10,9 @@ trap : PIPE # a dead watchdog must not end this shell; a handler, unlike SIG_IGN
 ae_lc_set=${LC_ALL+x} ae_lc=${LC_ALL-}
 unset LC_ALL
 LC_ALL=C # here bytes are characters; not exported, so that commands keep the locale of the image
-exec 8<> <(:) # a pipe that nobody writes: to read it with a limit is to sleep without a fork
+rm -rf /run/out/pause
+mkfifo -m 600 /run/out/pause
+exec 8<>/run/out/pause # nobody writes it: to read it with a limit is to sleep without a fork
 
 ae_sleep() { read -r -t "$1" -u 8 _; }
 
@@ -196,7 +198,7 @@ for ((ae_round = 0; ae_round < 500; ae_round++)); do # a container that has just
   [[ $ae_name == init ]] && break
   ae_sleep 0.01
 done
-rm -f /run/out/driver /run/out/init /run/out/init.wait # the programs run on without their names
+rm -rf /run/out/driver /run/out/pause /run/out/init /run/out/init.wait # the programs run on without their names
 ae_find=(\()
 for ae_root in "${ae_roots[@]}"; do ae_find+=(-path "$ae_root" -o); done
 ae_find[-1]=\)

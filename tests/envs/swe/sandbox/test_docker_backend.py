@@ -148,6 +148,17 @@ def test_a_container_tells_its_owner_and_its_time_to_live(docker_backend: Docker
     docker_backend.release(sandbox)
 
 
+def test_a_cgroup_parent_that_the_engine_refuses_is_given_up() -> None:
+    backend = DockerBackend()
+    backend._cgroup_parent = "not-a-slice:/\0"
+    try:
+        sandbox = backend.acquire(SandboxSpec(read_only=True))
+        assert sandbox.run("echo on").output == "on\n"
+        assert backend.left() == 1
+    finally:
+        backend.close()
+
+
 def test_an_unknown_image_is_the_user_s_mistake(docker_backend: DockerBackend) -> None:
     with pytest.raises(UsageError, match="agentenv/no-such-image"):
         docker_backend.acquire(SandboxSpec(image="agentenv/no-such-image:1"))
