@@ -5,6 +5,7 @@ Invariants:
 - grading reads only what the agent left (a module, or a patch), and runs it where nothing else of the agent's is.
 """
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -98,13 +99,19 @@ class EmbeddedWorkspace:
         self._backend.release(self.sandbox)
 
 
+@functools.lru_cache(maxsize=4)
+def _load_once(source: str) -> tuple[SWETask, ...]:
+    """A data set is read once in a process, however many environments use it."""
+    return tuple(load_tasks(source))
+
+
 class RowTasks:
     """Rows of a data set. One in five is held out by its id; fewer than ten rows are not split."""
 
     def __init__(self, source: str, split: str) -> None:
         if split not in ("train", "heldout"):
             raise UsageError(f"split is {split!r}; a data set has train and heldout")
-        rows = sorted(load_tasks(source), key=lambda row: row.instance_id)
+        rows = sorted(_load_once(source), key=lambda row: row.instance_id)
         if len(rows) >= 10:
             held_out = {row.instance_id for row in random.Random(0).sample(rows, len(rows) // 5)}
             rows = [row for row in rows if (row.instance_id in held_out) == (split == "heldout")]

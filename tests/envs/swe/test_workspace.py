@@ -1,0 +1,50 @@
+"""Tasks by seed: the split of a data set."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import UsageError
+from agentenv_envs.swe.workspace import RowTasks
+
+ROW = {
+    "repo": "demo==1.0",
+    "package": "demo==1.0",
+    "install": [],
+    "source_root": ".",
+    "problem_statement": "It is wrong.",
+    "patch": "diff --git a/demo.py b/demo.py\n--- a/demo.py\n+++ b/demo.py\n@@ -1 +1 @@\n-a\n+b\n",
+    "test_patch": "diff --git a/test_demo.py b/test_demo.py\nnew file mode 100644\n--- /dev/null\n+++ b/test_demo.py\n"
+    "@@ -0,0 +1 @@\n+def test_it(): pass\n",
+    "FAIL_TO_PASS": ["test_demo.py::test_it"],
+    "PASS_TO_PASS": [],
+    "base_commit": "",
+}
+
+
+def _write(path: Path, rows: int) -> str:
+    path.write_text("".join(json.dumps({**ROW, "instance_id": f"demo-{i}"}) + "\n" for i in range(rows)))
+    return str(path)
+
+
+def _ids(tasks: RowTasks) -> set[str]:
+    return {row.instance_id for row in tasks.rows}
+
+
+def test_a_large_data_set_is_split_by_id_and_nothing_is_lost(tmp_path: Path) -> None:
+    source = _write(tmp_path / "many.jsonl", 20)
+    train, held_out = _ids(RowTasks(source, "train")), _ids(RowTasks(source, "heldout"))
+    assert len(held_out) == 4
+    assert not train & held_out
+    assert len(train | held_out) == 20
+
+
+def test_a_small_data_set_is_not_split(tmp_path: Path) -> None:
+    source = _write(tmp_path / "few.jsonl", 3)
+    assert _ids(RowTasks(source, "train")) == _ids(RowTasks(source, "heldout"))
+
+
+def test_a_data_set_has_no_held_out_families(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="heldout_families"):
+        RowTasks(_write(tmp_path / "few.jsonl", 3), "heldout_families")
