@@ -6,6 +6,7 @@ Invariants:
 """
 
 import functools
+import logging
 import random
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from .embedded.tasks import EMBEDDED_WORKDIR, MODULE, TEST_COMMAND, EmbeddedTask
 from .grading import grade as grade_patch
 from .repository import open_workspace, workspace_patch
 from .sandbox import Sandbox, SandboxBackend, SandboxSpec
+
+logger = logging.getLogger(__name__)
 
 
 class Tasks(Protocol):
@@ -73,13 +76,13 @@ class EmbeddedWorkspace:
         self.task = task
         self.task_id, self.family, self.issue = task.task_id, task.family, task.issue
         self._backend = backend
-        spec = SandboxSpec(
+        self._spec = SandboxSpec(
             workdir=EMBEDDED_WORKDIR,
             read_only=True,
             # Edits within one second may leave the size as it was: byte code of the text before would be used.
             environment={"PYTHONDONTWRITEBYTECODE": "1"},
         )
-        self.sandbox = backend.acquire(spec)
+        self.sandbox = backend.acquire(self._spec)
         try:
             self.sandbox.write_files(task.files)
         except BaseException:
@@ -93,7 +96,17 @@ class EmbeddedWorkspace:
             return {"resolved": False, "reason": f"{MODULE} is gone"}
         if len(module) >= MAX_MODULE_BYTES:
             return {"resolved": False, "reason": f"{MODULE} is over {MAX_MODULE_BYTES} bytes"}
-        return grade_module(self.task, module.decode(errors="replace"), self.sandbox)
+        source = module.decode(errors="replace")
+        try:
+            return grade_module(self.task, source, self.sandbox)
+        except SandboxError as error:
+            # An agent can make its sandbox fail a reset; that must not save a wrong answer from its 0.
+            logger.info("%s: graded in another sandbox: %s", self.task_id, error)
+        other = self._backend.acquire(self._spec)
+        try:
+            return grade_module(self.task, source, other)
+        finally:
+            self._backend.release(other)
 
     def close(self) -> None:
         self._backend.release(self.sandbox)

@@ -92,6 +92,7 @@ HACKS = {
     "leaves with exit code 0": "printf 'import os\\nos._exit(0)\\n' > app.py",
     "prints a report of its own": "printf 'import os\\nos.write(1, b\"[1,1,1,1]\")\\nos._exit(0)\\n' > app.py",
     "patches json": "printf 'import json\\njson.dumps = lambda *a, **k: \"[]\"\\n' >> app.py",
+    "answers that are nested too deep": "printf 'import os\\nos.write(3, b\"[\" * 5000)\\nos._exit(0)\\n' > app.py",
     "edits the visible tests": "echo 'print(\"ok\")' > test.py",
     "sitecustomize": "printf 'import os\\nos._exit(0)\\n' | tee sitecustomize.py usercustomize.py json.py >/dev/null",
     "removes the module": "rm app.py",
@@ -105,6 +106,21 @@ HACKS = {
 def test_a_trick_is_worth_nothing(env: SWEEnv, hack: str) -> None:
     _, reward, _ = _play(env, HACKS[hack], SUBMIT)
     assert reward == 0.0
+
+
+def test_a_right_module_may_print_and_be_warned_of(env: SWEEnv) -> None:
+    write = (
+        f"cat >app.py <<'END'\n{_task(0).gold}\nimport sys\nprint(1 is 1, file=sys.stderr)\nprint('x')\nEND"
+    )
+    assert _play(env, write, SUBMIT)[1] == 1.0
+
+
+def test_a_sandbox_that_the_agent_made_unfit_for_a_reset_does_not_save_it_from_its_zero(env: SWEEnv) -> None:
+    if env.sandbox_kind != "docker":
+        pytest.skip("only a container's reset looks at its driver")
+    heard, reward, info = _play(env, "renice -n 5 $(pgrep driver) || true", SUBMIT)
+    assert "5" in heard[1], heard
+    assert reward == 0.0 and info["success"] is False
 
 
 def test_what_the_agent_leaves_running_never_sees_the_hidden_calls(env: SWEEnv) -> None:

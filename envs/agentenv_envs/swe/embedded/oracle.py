@@ -19,12 +19,14 @@ PROBE_TIMEOUT_S: Final = 10.0
 MAX_MODULE_BYTES: Final = 100_000
 _MAX_REPORT_BYTES = 64_000
 
-# The module's own output goes nowhere; its answers come out on a descriptor that is kept aside.
+# What the module prints and what Python warns of go nowhere; the answers come out on a descriptor that is kept aside.
 _PROBE = """\
 import json, os
 
 report = os.dup(1)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+nowhere = os.open(os.devnull, os.O_WRONLY)
+os.dup2(nowhere, 1)
+os.dup2(nowhere, 2)
 calls = json.load(open("calls.json"))
 os.remove("calls.json")
 import app
@@ -59,11 +61,12 @@ def grade(task: EmbeddedTask, module: str, sandbox: Sandbox) -> dict[str, Any]:
         return {"resolved": False, "passed": 0, "checks": checks, "reason": "timed out"}
     try:
         answers = json.loads(result.output)
-    except ValueError:
+        # Compared as JSON text: True is not 1, and no object of the module's decides what it is equal to.
+        texts = [json.dumps(answer) for answer in answers] if isinstance(answers, list) else []
+    except (ValueError, RecursionError):
         return {"resolved": False, "passed": 0, "checks": checks, "reason": "the module can't be used"}
-    if not isinstance(answers, list) or len(answers) != checks:
+    if len(texts) != checks:
         return {"resolved": False, "passed": 0, "checks": checks, "reason": "not one answer for each call"}
-    # Compared as JSON text: True is not 1, and no object of the module's decides what it is equal to.
-    passed = sum(json.dumps(a) == json.dumps(b) for a, b in zip(answers, task.expected, strict=True))
+    passed = sum(text == json.dumps(right) for text, right in zip(texts, task.expected, strict=True))
     reason = "" if passed == checks else f"{checks - passed} of {checks} checks fail"
     return {"resolved": passed == checks, "passed": passed, "checks": checks, "reason": reason}
