@@ -133,7 +133,12 @@ def workspace_patch(sandbox: Sandbox) -> str:
     if size > MAX_PATCH_BYTES:
         logger.warning("%s: a patch of %d bytes is over the limit of %d", sandbox.id, size, MAX_PATCH_BYTES)
         return ""
-    return sandbox.read_file(out, max_bytes=MAX_PATCH_BYTES).decode("utf-8", "surrogateescape")
+    try:
+        patch = sandbox.read_file(out, max_bytes=MAX_PATCH_BYTES)
+    except FileNotFoundError:  # `git` and `stat` may be the agent's own by now
+        logger.warning("%s: the patch is not where git was told to write it", sandbox.id)
+        return ""
+    return patch.decode("utf-8", "surrogateescape")
 
 
 def is_protected(path: str, test_files: Iterable[str]) -> bool:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from agentenv_envs.swe.repository import is_protected
+from agentenv_envs.swe.repository import is_protected, workspace_patch
+from agentenv_envs.swe.sandbox import SandboxSpec
+from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 
 TEST_FILES = ("tests/unit/test_a.py", "pkg/tests/test_b.py", "checks/check_c.py", "test_root.py")
 
@@ -54,3 +56,15 @@ def test_what_decides_how_tests_run_is_protected(path: str) -> None:
 )
 def test_everything_else_is_the_agents_to_change(path: str) -> None:
     assert not is_protected(path, TEST_FILES)
+
+
+def test_a_patch_that_is_not_where_git_was_told_to_write_it_is_no_patch() -> None:
+    backend = LocalBackend()
+    try:
+        sandbox = backend.acquire(SandboxSpec(read_only=True, environment={"PATH": "bin:/usr/bin:/bin"}))
+        # As an agent could: a `git` that does nothing and a `stat` that names a size.
+        sandbox.write_files({"bin/git": "", "bin/stat": "rm -rf .git; echo 5"})
+        sandbox.run("mkdir .git; chmod +x bin/*")
+        assert workspace_patch(sandbox) == ""
+    finally:
+        backend.close()
