@@ -326,7 +326,9 @@ class EpisodeScheduler:
         deadline = asyncio.get_running_loop().time() + self._config.shutdown_timeout_s
         tasks: list[asyncio.Task[Any]] = [*self._slots, *self._evaluating]
         for task in tasks:
-            task.cancel()
+            # A second cancellation would cut short the wait of an interrupted evaluation for its environments.
+            if not task.cancelling():
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for manager in self._managers:
             manager.end()

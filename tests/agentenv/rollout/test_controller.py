@@ -1,6 +1,7 @@
 """The controller as a trainer uses it: batches, freshness, failures, death, evaluation, resume, stop in every state."""
 
 import json
+import signal
 import threading
 import time
 from collections import Counter
@@ -514,6 +515,18 @@ def test_stop_while_get_batch_and_evaluate_wait() -> None:
     assert len(errors) == 2 and all(isinstance(error, RolloutError) for error in errors)
     counts = _check_account(controller)
     assert counts["discarded"] == {"stopped": 4} and counts["running"] == 0
+
+
+def test_stop_after_an_interrupted_evaluation_waits_for_its_environments() -> None:
+    def interrupt(*_: int) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(1.0)
+
+    with _controller() as controller:
+        with pytest.raises(KeyboardInterrupt):
+            controller.evaluate(lambda: Env(interrupt), [1], num_envs=1)
+        controller.stop()
+        assert Env.open == 0
 
 
 def test_stop_in_the_middle_of_a_generation_ends_it() -> None:
