@@ -525,6 +525,7 @@ def test_stop_after_an_interrupted_evaluation_waits_for_its_environments() -> No
     with _controller() as controller:
         with pytest.raises(KeyboardInterrupt):
             controller.evaluate(lambda: Env(interrupt), [1], num_envs=1)
+        time.sleep(0.2)  # the evaluation is cancelled by now and waits for its environment
         controller.stop()
         assert Env.open == 0
 
