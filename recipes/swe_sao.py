@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentenv.inference import LLMProxy
-from agentenv.report import RunDirectory
+from agentenv.report import Progress, RunDirectory
 from agentenv.rollout import AsyncController
 from agentenv_envs import swe
-from agentenv_envs.swe.sandbox import SandboxBackend, open_backend
+from agentenv_envs.swe.sandbox import SharedBackend, open_backend
+from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
     EnvFactory,
     Experiment,
@@ -136,7 +137,21 @@ def evaluation_tasks(arguments: SWEArguments) -> str:
     return "One row in five, never trained on; a data set of fewer than ten rows is not split."
 
 
-def environments(arguments: SWEArguments, sandboxes: SandboxBackend | None) -> tuple[EnvFactory, EnvFactory]:
+def make_base_image(client: Any) -> None:
+    """Make the image of the sandboxes where the engine lacks it, with progress: episodes would not wait that long."""
+    lines = 0
+
+    def show(line: str) -> None:
+        nonlocal lines
+        lines += 1
+        progress.update(lines, {"now": line})
+
+    with Progress() as progress:
+        progress.stage("making the image of the sandboxes, once a machine", unit="line")
+        ensure_base_image(client, progress=show)
+
+
+def environments(arguments: SWEArguments, sandboxes: SharedBackend | None) -> tuple[EnvFactory, EnvFactory]:
     """What makes the environments to train on and to evaluate on."""
     name, train, held_out = arguments.env or "SWE-v0", dict[str, Any](), dict[str, Any]()
     if sandboxes is not None:
@@ -164,6 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
     config.model_init_kwargs = None
     fit_context(config, policy, parsed.given)
+    if sandboxes is not None and sandboxes.kind == "docker" and arguments.dataset == "embedded":
+        make_base_image(sandboxes.backend.client)
 
     rollout = config.rollout_config()
     engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)

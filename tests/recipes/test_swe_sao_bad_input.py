@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from agentenv.errors import UsageError
 from agentenv_trainers.recipe import run_recipe
 
 DIFF = "--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-old\n+new\n"
@@ -116,3 +117,29 @@ def test_a_context_longer_than_the_model(refused, tiny_policy):
     line = refused("--env", "Echo-v0", "--model", tiny_policy, "--max_tokens_per_episode", "100000")
     assert "--max_tokens_per_episode is 100000, but model" in line
     assert "has 4096 positions" in line
+
+
+def test_an_image_that_can_not_be_made_is_told_before_anything_is_written(
+    refused, swe_sao, tiny_policy, monkeypatch
+):
+    class Engine:
+        kind, client = "docker", None
+
+        @property
+        def backend(self):
+            return self
+
+        def close(self):
+            pass
+
+    def no_image(client, *, progress):
+        progress("building from Debian packages")
+        raise UsageError("debootstrap is not there")
+
+    monkeypatch.setattr(swe_sao, "open_backend", lambda name: Engine())
+    monkeypatch.setattr(swe_sao, "environments", lambda arguments, sandboxes: (None, None))
+    monkeypatch.setattr(swe_sao, "ensure_base_image", no_image)
+    shown = []
+    monkeypatch.setattr(swe_sao.Progress, "update", lambda self, done, values: shown.append((done, values)))
+    assert refused("--model", tiny_policy) == "error: debootstrap is not there"
+    assert shown == [(1, {"now": "building from Debian packages"})]
