@@ -88,8 +88,8 @@ class Trajectory:
 
     @property
     def num_action_tokens(self) -> int:
-        """How many tokens the policy sampled (last segment)."""
-        return sum(self.action_mask)
+        """How many tokens the policy sampled, in all segments."""
+        return sum(self.action_mask) + sum(sum(segment.action_mask) for segment in self.earlier_segments)
 
     def validate(self) -> None:
         """Check the invariants of the module docstring.

@@ -74,6 +74,7 @@ def test_success_is_the_environments_word_before_the_rewards() -> None:
 def test_split_gives_each_segment_the_reward() -> None:
     forked = dataclasses.replace(_trajectory(), earlier_segments=[Segment([9], [8], [-1.0], [True], [0])])
     first, last = forked.split()
+    assert (forked.num_action_tokens, first.num_action_tokens, last.num_action_tokens) == (3, 1, 2)
     assert (first.prompt_ids, first.completion_ids, first.reward) == ([9], [8], 0.5)
     assert (last.prompt_ids, last.completion_ids, last.reward) == ([1, 2], [3, 4, 5], 0.5)
     assert not first.earlier_segments and not last.earlier_segments

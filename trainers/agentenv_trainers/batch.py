@@ -218,7 +218,7 @@ def _is_cut_off(trajectory: Trajectory) -> bool:
 def _reason_to_drop(trajectory: Trajectory, truncation: Truncation) -> str | None:
     if trajectory.failed:
         return "failed"
-    if not any(segment.num_action_tokens for segment in trajectory.split()):
+    if not trajectory.num_action_tokens:
         return "no_action_tokens"
     if truncation == "drop" and _is_cut_off(trajectory):
         return "truncated"

@@ -18,7 +18,7 @@ def batch_numbers(trajectories: Sequence[Trajectory], batch: TrajectoryBatch, st
     """
     count = len(trajectories)
     ages = [step - trajectory.start_version for trajectory in trajectories]
-    tokens = [sum(segment.num_action_tokens for segment in t.split()) for t in trajectories]
+    tokens = [t.num_action_tokens for t in trajectories]
     return {
         "reward": sum(t.reward for t in trajectories) / count,
         "success": sum(t.success for t in trajectories) / count,
