@@ -231,6 +231,9 @@ class EnvManager:
             ):
                 return False, True, "max_tokens"
             conversation.add_observation(observation)
+            if conversation.num_tokens >= config.max_tokens_per_episode:
+                # A fork encodes the episode's text anew, which may take more tokens than were sampled.
+                return False, True, "max_tokens"
             if loop.time() >= deadline:
                 raise EpisodeTimeoutError(
                     "episode", f"episode {episode_id!r} ran past {config.episode_timeout_s} s"

@@ -149,6 +149,24 @@ def test_the_token_limit_truncates_before_the_observation_that_does_not_fit() ->
     assert trajectory.action_mask[-1]
 
 
+def test_a_fork_that_outgrows_the_token_limit_truncates() -> None:
+    class Forgetful(ByteTokenizer):
+        """Its template drops the reasoning of earlier turns."""
+
+        def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+            messages = [{**m, "content": m["content"].rpartition("</think>")[2]} for m in conversation]
+            return super().apply_chat_template(messages, **options)
+
+    # Each byte that is no UTF-8 is sampled as one token and read as U+FFFD, which takes three.
+    reply = [*ByteTokenizer().encode("</think>"), *[0xFF] * 40, 257]
+    options: dict[str, Any] = {"replies": [reply], "tokenizer": Forgetful(), "history": "fork"}
+    trajectory = _only(_play(Env, max_tokens_per_episode=260, **options))
+    assert (trajectory.end_reason, trajectory.truncated, trajectory.turns) == ("max_tokens", True, 1)
+    assert trajectory.num_action_tokens == len(reply)
+    assert len(trajectory.prompt_ids) >= 260 and trajectory.completion_ids == []
+    assert len(trajectory.earlier_segments) == 1
+
+
 def test_a_turn_is_cut_to_what_the_episode_has_left() -> None:
     trajectory = _only(
         _play(
