@@ -1,7 +1,9 @@
 """SWE-v0 on embedded tasks: the same behaviour in Docker and without isolation, and no reward for tricks."""
 
 import random
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +67,18 @@ def test_the_same_seed_is_the_same_task_and_the_sandbox_is_clean_again(env: SWEE
     again, _, _ = _play(env, "cat app.py test.py; ls -A", seed=5)
     assert again[:2] == first[:2]
     assert sorted(again[1].split("\n")[-2:]) == ["app.py", "test.py"]
+
+
+def test_the_episode_in_the_readme_is_a_real_one(env: SWEEnv, repository: Path) -> None:
+    readme = (repository / "envs" / "agentenv_envs" / "swe" / "README.md").read_text(encoding="utf-8")
+    actions = list(demonstrate(_task(0), ORACLE, random.Random(0)))
+    heard, reward, _ = _play(env, *(action[8:-4] for action in actions))
+    said = [line for pair in zip(heard, actions, strict=False) for line in pair]
+    shown = "".join(
+        f"    {who}:\n{textwrap.indent(text, ' ' * 6)}\n"
+        for who, text in zip(["environment", "agent"] * len(actions), said, strict=True)
+    )
+    assert f"{shown}    end:\n      reward {reward}, 16 of 16 hidden checks pass\n" in readme
 
 
 def test_a_malformed_action_costs_a_turn_and_is_answered(env: SWEEnv) -> None:
