@@ -50,11 +50,6 @@ class SamplingParams:
             if not valid:
                 raise ValueError(f"SamplingParams.{name} is {value}, must be {allowed}")
 
-    @property
-    def is_plain(self) -> bool:
-        """True when logits are used as they are, apart from the temperature."""
-        return self.top_p >= 1.0 and self.top_k == 0 and self.repetition_penalty == 1.0
-
 
 @dataclass(frozen=True)
 class GenerationRequest:

@@ -77,11 +77,6 @@ class Slots:
         """Rows in the middle of a turn."""
         return int(self.active.sum())
 
-    @property
-    def longest_active(self) -> int:
-        """Known tokens of the longest row in the middle of a turn."""
-        return int(self.length[self.active].max(initial=0))
-
     def admit(
         self, request: GenerationRequest, ticket: Any, *, version: int, seed: int, allow_stale: bool
     ) -> int | None:

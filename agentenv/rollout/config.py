@@ -117,14 +117,14 @@ class RolloutConfig:
         groups = math.floor((1.0 + self.alpha) * self.batch_size / self.group_size + 1e-9)
         return groups * self.group_size
 
-    def sampling(self, *, greedy: bool = False, max_tokens: int | None = None) -> SamplingParams:
+    def sampling(self, *, greedy: bool = False) -> SamplingParams:
         """Sampling parameters of a turn; greedy sets temperature 0."""
         return SamplingParams(
             temperature=0.0 if greedy else self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             repetition_penalty=self.repetition_penalty,
-            max_tokens=self.max_tokens_per_turn if max_tokens is None else max_tokens,
+            max_tokens=self.max_tokens_per_turn,
             stop_token_ids=self.stop_token_ids,
         )
 
