@@ -308,14 +308,19 @@ class Experiment:
         if self._step > 0 and trainer.model is not None:
             trainer._save_checkpoint(trainer.model, trial=None)
 
-    def _close_sandboxes(self) -> int:
+    def _close_sandboxes(self) -> int | None:
+        """How many are left; None where they cannot be counted any more."""
         if self._sandboxes is None:
             return 0
         try:
             self._sandboxes.close()
         except Exception:
             logger.exception("the sandboxes did not close cleanly")
-        return self._sandboxes.left()
+        try:
+            return self._sandboxes.left()
+        except Exception:
+            logger.exception("the sandboxes that are left cannot be counted")
+            return None
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began
