@@ -3,7 +3,8 @@
 Invariants:
 
 * A field that the user gave wins over the preset; the preset wins over the default.
-* A setting of ``trl.GRPOConfig`` that SAO does not use is refused when it is given, never silently ignored.
+* A setting of ``trl.GRPOConfig`` that SAO does not use is refused when it is given, never silently ignored; so are
+  those of ``transformers.TrainingArguments`` that one would expect to have an effect here.
 * After construction every field has a usable value: the ``None`` of a field that a preset fills is gone.
 """
 
@@ -55,6 +56,13 @@ _INSTEAD = {
     "steps_per_generation": "it is gradient_accumulation_steps",
     "generation_batch_size": "it is per_device_train_batch_size * gradient_accumulation_steps * processes",
 }
+
+_NOT_OF_TRAINING_ARGUMENTS = {
+    "num_train_epochs": "an environment has no epochs; use max_steps",
+    "resume_from_checkpoint": "give it to SAOTrainer.train (a recipe: --resume)",
+    "auto_find_batch_size": "a batch that shrinks after an error would lose the episodes of its step",
+}
+"""Settings of ``transformers.TrainingArguments`` that would do nothing, or harm."""
 
 
 @dataclass
@@ -199,10 +207,11 @@ class SAOConfig(RolloutSettings, GRPOConfig):
                     f"SAOConfig.{name} is {getattr(self, name)}, must be {allowed}: the importance ratio "
                     "compares the policy's own distribution with the one the tokens were sampled from"
                 )
-        known = {*_BaseConfig.__dataclass_fields__, *_USED_OF_GRPO, *_SAMPLING}
+        refused = {**_INSTEAD, **_NOT_OF_TRAINING_ARGUMENTS}
+        known = {*_BaseConfig.__dataclass_fields__, *_USED_OF_GRPO, *_SAMPLING} - set(refused)
         for name, definition in GRPOConfig.__dataclass_fields__.items():
             if name not in known and getattr(self, name) != definition.default:
-                hint = _INSTEAD.get(name, f"leave it at {definition.default!r}")
+                hint = refused.get(name, f"leave it at {definition.default!r}")
                 raise UsageError(
                     f"SAOConfig.{name} is {getattr(self, name)!r}, but SAO does not use it: {hint}"
                 )
