@@ -219,3 +219,19 @@ def test_a_run_whose_environment_always_fails_says_why(swe_sao, arguments, tmp_p
     assert summary["status"] == "failed"
     assert "the shop is closed" in summary["error"]
     assert summary["before"]["episodes"] == 6
+
+
+def test_an_evaluation_whose_episodes_fail_is_no_result(swe_sao, arguments, tmp_path, monkeypatch, capsys):
+    failure = 'if os.environ.get("VOWELS_CLOSED"): raise OSError("the shop is closed")'
+    (tmp_path / "vowels.py").write_text(GAME.replace("        won = ", f"        {failure}\n        won = "))
+    monkeypatch.setenv("VOWELS_CLOSED", "1")
+    assert run_recipe(swe_sao.main, arguments) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "evaluation before: 6 of 6 episodes failed" in last and "the shop is closed" in last
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["status"], summary["before"], summary["steps"]) == ("failed", None, 0)
+
+    monkeypatch.delenv("VOWELS_CLOSED")
+    assert run_recipe(swe_sao.main, ["--output_dir", "out", "--resume"]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["before"]["episodes"] == summary["after"]["episodes"] == 6

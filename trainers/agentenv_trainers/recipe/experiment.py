@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 
 from transformers import PrinterCallback, Trainer
 
+from agentenv.errors import RolloutError
 from agentenv.report import Progress, RunDirectory, write_report
 from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import read_lines
@@ -142,6 +144,9 @@ class Experiment:
 
         Returns:
             The result, also kept for the summary.
+
+        Raises:
+            RolloutError: more than ``max_failure_rate`` of the episodes failed.
         """
         known: dict[str, Any] | None = self._run.record.get(phase)
         if known is not None:
@@ -302,7 +307,17 @@ class Experiment:
 
         seeds: Sequence[int] = range(first_seed, first_seed + number)
         with self._interruption.at_once():
-            return self._controller.evaluate(env, seeds, on_result=show)
+            trajectories = self._controller.evaluate(env, seeds, on_result=show)
+        failed = [item for item in trajectories if item.failed]
+        if len(failed) == number or len(failed) > self._config.max_failure_rate * number:
+            # Kept, such a result would pass for that of the policy, and a resumed run would not play it again.
+            (reason, times), *_ = Counter(item.end_reason for item in failed).most_common(1)
+            example = next(item.info["error"] for item in failed if item.end_reason == reason)
+            raise RolloutError(
+                f"{stage}: {len(failed)} of {number} episodes failed (allowed share "
+                f"{self._config.max_failure_rate:g}); {times} of them with {reason}, for example: {example}"
+            )
+        return trajectories
 
     def _save_checkpoint(self, trainer: Trainer) -> None:
         if self._step > 0 and trainer.model is not None:
