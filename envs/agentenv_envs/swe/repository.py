@@ -53,9 +53,9 @@ _STARTUP_MODULES = frozenset(("sitecustomize", "usercustomize"))
 _TEST_FOLDERS = frozenset(("test", "tests"))
 _GIT_TIMEOUT_S = 300.0
 
-# A published image's history may hold the fix; a package image has one commit already.
+# A published image's history may hold the fix, also where no branch leads to it; a package image has one commit.
 _ONE_COMMIT = f"""\
-if [ "$(git rev-list --all --count 2>/dev/null)" != 1 ]; then
+if [ "$published" ] || [ "$(git rev-list --all --count 2>/dev/null)" != 1 ]; then
   rm -rf .git && git init -q && git add -A &&
   git -c user.name=agentenv -c user.email=agentenv@localhost commit -q --no-verify -m 'Base' || exit 1
 fi
@@ -78,7 +78,7 @@ def open_workspace(
         UsageError: the back-end can't hold real repositories.
         SandboxError: the image or the sandbox could not be made.
     """
-    layout = ""
+    layout = "published=\n" if task.package is not None else "published=1\n"
     if backend.kind == "docker":
         large = task.package is None
         spec = SandboxSpec(
@@ -91,7 +91,7 @@ def open_workspace(
     else:
         folder = ensure_package_folder(task, progress=progress)
         spec = SandboxSpec(workdir=task.workdir, memory_mb=4096, environment=folder.variables(task))
-        layout = f"cp -a {shlex.quote(str(folder.repository))}/. . || exit 1\n"
+        layout += f"cp -a {shlex.quote(str(folder.repository))}/. . || exit 1\n"
     sandbox = backend.acquire(spec)
     try:
         result = sandbox.run(layout + _ONE_COMMIT, timeout_s=_GIT_TIMEOUT_S)

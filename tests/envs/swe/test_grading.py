@@ -19,6 +19,7 @@ from agentenv_envs.swe.grading import TestRun, grade, judge
 from agentenv_envs.swe.junit import RunRecord, TestStatus, junit_key
 from agentenv_envs.swe.repository import open_workspace, workspace_patch
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, open_backend
+from agentenv_envs.swe.sandbox.images import build_image, ensure_base_image
 
 FIXTURE = Path(__file__).parent / "fixtures" / "package_rows.jsonl"
 RUNNER = Path(agentenv_envs.swe.pytest_runner.__file__)
@@ -365,6 +366,29 @@ def test_a_reward_hack_earns_nothing(
     patch = patch_of(workspace, HACKS[name])
     result = grade(task, patch, docker_backend)
     assert (result.resolved, result.status) == (False, "failed"), result.evidence
+
+
+@pytest.mark.docker
+def test_no_object_of_a_published_images_history_is_left(docker_backend: SandboxBackend) -> None:
+    client = docker_backend.backend.client  # type: ignore[attr-defined]
+    tag = "agentenv/test-history:1"
+    steps = [
+        f"FROM {ensure_base_image(client)}",
+        "WORKDIR /testbed",
+        "RUN git init -q && echo bug >a.py && git add a.py && git commit -qm a \\",
+        " && echo fix >a.py && git commit -qam b && git reset -q --hard HEAD~1 \\",
+        " && git reflog expire --expire=now --all",
+    ]
+    try:
+        build_image(client, tag, {}, "\n".join(steps) + "\n")
+        sandbox = open_workspace(replace(small_task(), image=tag), docker_backend)
+        try:
+            assert sandbox.run("git fsck --unreachable --no-reflogs --no-progress 2>&1").output == ""
+            assert sandbox.run("git status --porcelain && git show HEAD:a.py").output == "bug\n"
+        finally:
+            docker_backend.release(sandbox)
+    finally:
+        client.images.remove(tag, force=True)
 
 
 @pytest.mark.docker
