@@ -10,12 +10,15 @@ The agent writes one bash command a turn, in a sandbox, and ends with `submit`; 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from agentenv.inference import LLMProxy
 from agentenv.report import Progress, RunDirectory
@@ -173,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Whatever can be wrong with the input is found here, before anything is written.
     RunDirectory.check(config.output_dir, resume=arguments.resume)
     check_engine(arguments.engine)
+    if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more make its small matrices slower, several times so on a busy machine
     # Held open for the whole run, so that all environments share one pool of sandboxes.
     sandboxes = open_backend(arguments.sandbox) if arguments.env is None else None
     train_env, eval_env = environments(arguments, sandboxes)
