@@ -154,13 +154,17 @@ def make_base_image(client: Any) -> None:
         ensure_base_image(client, progress=show)
 
 
-def environments(arguments: SWEArguments, sandboxes: SharedBackend | None) -> tuple[EnvFactory, EnvFactory]:
+def environments(
+    arguments: SWEArguments, sandboxes: SharedBackend | None, max_turns: int | None
+) -> tuple[EnvFactory, EnvFactory]:
     """What makes the environments to train on and to evaluate on."""
     name, train, held_out = arguments.env or "SWE-v0", dict[str, Any](), dict[str, Any]()
     if sandboxes is not None:
         train = {"split": "train", "sandbox": sandboxes.kind, "allow_unisolated": arguments.allow_unisolated}
         if arguments.dataset != "embedded":
             train["dataset"] = arguments.dataset
+        if max_turns is not None:
+            train["max_turns"] = max_turns  # its own limit would come first
         held_out = train | {"split": "heldout"}
     return (
         find_environment(name, train | arguments.env_options),
@@ -180,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(1)  # more make its small matrices slower, several times so on a busy machine
     # Held open for the whole run, so that all environments share one pool of sandboxes.
     sandboxes = open_backend(arguments.sandbox) if arguments.env is None else None
-    train_env, eval_env = environments(arguments, sandboxes)
+    train_env, eval_env = environments(arguments, sandboxes, config.max_turns)
     policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
     config.model_init_kwargs = None
     fit_context(config, policy, parsed.given)

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from agentenv_envs.swe.sandbox import open_backend
 from agentenv_trainers.recipe import run_recipe
 
 GAME = '''
@@ -86,6 +87,18 @@ def wait_for_threads(before):
             return []
         time.sleep(0.05)
     return left
+
+
+def test_the_environment_plays_as_many_turns_as_the_config_allows(swe_sao):
+    backend = open_backend("local-unisolated")
+    try:
+        for limit, turns in ((300, 300), (None, 50)):
+            for make in swe_sao.environments(swe_sao.SWEArguments(), backend, limit):
+                env = make()
+                assert env.unwrapped.max_turns == turns
+                env.close()
+    finally:
+        backend.close()
 
 
 def test_a_run_leaves_result_report_and_a_model_that_transformers_loads(swe_sao, arguments, tmp_path, capsys):
