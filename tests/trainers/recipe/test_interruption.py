@@ -31,6 +31,16 @@ def test_a_wait_does_not_begin_after_a_signal():
             pytest.fail("the wait began")
 
 
+def test_a_signal_just_before_a_wait_is_not_lost():
+    class Late(Interruption):
+        def check(self):
+            super().check()
+            signal.raise_signal(signal.SIGINT)
+
+    with Late() as interruption, pytest.raises(Interrupted), interruption.at_once():
+        pytest.fail("the wait began")
+
+
 def test_after_a_wait_a_signal_sets_the_flag_again():
     with Interruption() as interruption:
         with interruption.at_once():

@@ -63,9 +63,10 @@ class Interruption:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """A block that a signal may leave at any point, because it changes nothing that is kept."""
-        self.check()
         self._immediate = True
         try:
+            # After the line above: a signal between the two would only set the flag, and the wait begin all the same.
+            self.check()
             yield
         finally:
             self._immediate = False
