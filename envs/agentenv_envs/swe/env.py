@@ -26,6 +26,8 @@ class SWEEnv(BaseEnv):
     Args:
         split: "train", "heldout" or (embedded tasks only) "heldout_families".
         dataset: a local JSONL, JSON or Parquet file or the name of a data set on the hub; None for embedded tasks.
+        dataset_split: which of the hub data set's own splits to read; None for the one named test. `split` then
+            divides its rows.
         levels: of the embedded tasks: 1 failing call named, 2 behaviour only, 3 two bugs, 4 function gone.
         families: of the embedded tasks; all of the split's by default.
         sandbox: "docker", "local-unisolated" or "auto" (Docker where an engine answers).
@@ -44,6 +46,7 @@ class SWEEnv(BaseEnv):
         *,
         split: str = "train",
         dataset: str | None = None,
+        dataset_split: str | None = None,
         levels: Sequence[int] = (1, 2),
         families: Sequence[str] | None = None,
         sandbox: str = "auto",
@@ -59,7 +62,9 @@ class SWEEnv(BaseEnv):
         ):
             if value <= 0:
                 raise UsageError(f"{name} is {value}; it has to be above 0")
-        self.tasks: Tasks = RowTasks(dataset, split) if dataset else EmbeddedTasks(split, levels, families)
+        self.tasks: Tasks = (
+            RowTasks(dataset, split, dataset_split) if dataset else EmbeddedTasks(split, levels, families)
+        )
         self.max_turns: int = max_turns
         self.command_timeout_s = command_timeout_s
         self.observation_chars = observation_chars

@@ -113,18 +113,18 @@ class EmbeddedWorkspace:
 
 
 @functools.lru_cache(maxsize=4)
-def _load_once(source: str) -> tuple[SWETask, ...]:
+def _load_once(source: str, dataset_split: str | None) -> tuple[SWETask, ...]:
     """A data set is read once in a process, however many environments use it."""
-    return tuple(load_tasks(source))
+    return tuple(load_tasks(source, dataset_split))
 
 
 class RowTasks:
     """Rows of a data set. One in five is held out by its id; fewer than ten rows are not split."""
 
-    def __init__(self, source: str, split: str) -> None:
+    def __init__(self, source: str, split: str, dataset_split: str | None = None) -> None:
         if split not in ("train", "heldout"):
             raise UsageError(f"split is {split!r}; a data set has train and heldout")
-        rows = sorted(_load_once(source), key=lambda row: row.instance_id)
+        rows = sorted(_load_once(source, dataset_split), key=lambda row: row.instance_id)
         if len(rows) >= 10:
             held_out = {row.instance_id for row in random.Random(0).sample(rows, len(rows) // 5)}
             rows = [row for row in rows if (row.instance_id in held_out) == (split == "heldout")]

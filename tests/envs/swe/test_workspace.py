@@ -48,3 +48,11 @@ def test_a_small_data_set_is_not_split(tmp_path: Path) -> None:
 def test_a_data_set_has_no_held_out_families(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="heldout_families"):
         RowTasks(_write(tmp_path / "few.jsonl", 3), "heldout_families")
+
+
+def test_rows_of_another_split_of_the_data_set_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "named.jsonl"
+    rows = [{**ROW, "instance_id": f"demo-{name}", "split": name} for name in ("train", "dev")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert _ids(RowTasks(str(path), "train", "dev")) == {"demo-dev"}
+    assert len(_ids(RowTasks(str(path), "train"))) == 2
