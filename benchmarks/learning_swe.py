@@ -154,7 +154,7 @@ def compare(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "episodes_each": runs[0]["before"]["episodes"],
         "seconds": [run["seconds"] for run in runs],
         "sandbox": sorted({run["sandbox"] for run in runs}),
-        "containers_left": sum(run["containers_left"] for run in runs),
+        "containers_left": sum(run["containers_left"] or 0 for run in runs),
     }
 
 

@@ -66,7 +66,7 @@ OWN_MODEL: dict[str, Any] = {
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 32,
     "value_pretrain_episodes": 256,
-    "trajectories_per_step": 8,
+    "logged_trajectories": 8,
     "save_steps": 20,
     "save_total_limit": 2,
 }

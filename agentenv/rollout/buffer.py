@@ -118,7 +118,10 @@ class SampleBuffer:
         Returns:
             the ticket; None while nothing may start: the buffer is full, or what starts now could serve no step.
         """
-        usable_steps = version + math.floor(self._config.alpha) - next_step + 1
+        last_step = version + math.floor(self._config.alpha)
+        if self._config.num_steps is not None:
+            last_step = min(last_step, self._config.num_steps - 1)
+        usable_steps = last_step - next_step + 1
         if usable_steps <= 0:
             return None
         group = next((group for group in self._groups.values() if group.waiting), None)

@@ -11,6 +11,7 @@ from agentenv.inference.protocol import SamplingParams
 _POSITIVE = (
     "batch_size",
     "group_size",
+    "num_steps",
     "num_envs",
     "max_turns",
     "max_tokens_per_turn",
@@ -34,6 +35,8 @@ class RolloutConfig:
     """Trajectories per training step (not groups)."""
     group_size: int = 1
     """Episodes per task; ``batch_size`` must be a multiple of it."""
+    num_steps: int | None = None
+    """Training steps of the run: nothing is played that only a later one could take. None: without end."""
     num_envs: int = 32
     """Environment slots, each with an environment and a thread of its own."""
     asynchrony: float = 1.0

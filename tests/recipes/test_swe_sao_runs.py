@@ -182,6 +182,7 @@ def test_an_interrupted_run_ends_with_a_checkpoint_and_goes_on_from_it(
 
 
 def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_path, repository):
+    arguments = [*arguments, "--max_steps", "5"]
     killed = subprocess.run(
         [sys.executable, str(repository / "recipes" / "swe_sao.py"), *arguments],
         env={**os.environ, "VOWELS_SIGNAL": f"{signal.SIGKILL.value} 18", "OMP_NUM_THREADS": "1"},
@@ -200,11 +201,11 @@ def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_pat
     assert run_recipe(swe_sao.main, [*arguments, "--resume"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["before"] == before
-    assert steps(out) == [1, 2, 3, 4]
+    assert steps(out) == [1, 2, 3, 4, 5]
     assert episodes(out) == {
         ("before", 0): 6,
-        ("after", 4): 6,
-        **{("train", step): 4 for step in (1, 2, 3, 4)},
+        ("after", 5): 6,
+        **{("train", step): 4 for step in (1, 2, 3, 4, 5)},
     }
 
 

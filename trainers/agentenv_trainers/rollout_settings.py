@@ -2,8 +2,8 @@
 everything.
 
 Invariant: every field of ``agentenv.rollout.RolloutConfig`` is reachable from a trainer's config under the
-same name (``batch_size`` follows from the trainer's own batch; the sampling fields are those of TRL's
-config).
+same name (``batch_size`` and ``num_steps`` follow from the trainer's own batch and steps; the sampling fields
+are those of TRL's config).
 """
 
 from __future__ import annotations
@@ -71,10 +71,16 @@ class RolloutSettings:
         """
         values = {name: getattr(self, name) for name in RolloutConfig.field_names() if hasattr(self, name)}
         values["batch_size"] = self.trajectories_per_step
+        values["num_steps"] = self.num_training_steps
         values["stop_token_ids"] = tuple(self.stop_token_ids or ())
         if self.max_tokens_per_episode is None:
             del values["max_tokens_per_episode"]
         return RolloutConfig(**values)
+
+    @property
+    def num_training_steps(self) -> int | None:
+        """Training steps of the run; None where they are not known beforehand."""
+        return None
 
     @property
     def trajectories_per_step(self) -> int:

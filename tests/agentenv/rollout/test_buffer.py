@@ -237,3 +237,9 @@ def test_a_ledger_that_ends_is_told() -> None:
     assert len(_start_all(buffer, 0, 0)) == 2
     assert buffer.is_exhausted
     assert math.isclose(buffer.outstanding, 2)
+
+
+@pytest.mark.parametrize(("step", "started"), [(0, 8), (1, 8), (2, 4), (3, 0)])
+def test_nothing_is_started_that_only_a_step_after_the_last_could_take(step: int, started: int) -> None:
+    buffer = _buffer(batch_size=4, asynchrony=1.0, num_steps=3)
+    assert len(_start_all(buffer, version=step, step=step)) == started

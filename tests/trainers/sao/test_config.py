@@ -111,6 +111,7 @@ def test_every_rollout_setting_is_reachable_under_its_name_and_with_its_default(
     ours = {f.name: f for f in dataclasses.fields(SAOConfig)}
     differing = {
         "batch_size",
+        "num_steps",
         "max_tokens_per_episode",
         "stop_token_ids",
     }  # derived, by preset, list for tuple

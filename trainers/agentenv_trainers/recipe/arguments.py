@@ -52,7 +52,7 @@ class RecipeArguments:
         "shuffled_rewards: a control run that can learn nothing, each batch's rewards dealt out among its episodes "
         "anew; what still changes is drift.",
     )
-    trajectories_per_step: int | None = setting(
+    logged_trajectories: int | None = setting(
         None,
         "Training episodes of a step that trajectories.jsonl keeps; unset: all. Long episodes fill a disk.",
     )
@@ -66,8 +66,8 @@ class RecipeArguments:
     def __post_init__(self) -> None:
         if self.eval_episodes < 1:
             raise UsageError(f"--eval_episodes is {self.eval_episodes}, must be at least 1")
-        if self.trajectories_per_step is not None and self.trajectories_per_step < 0:
-            raise UsageError(f"--trajectories_per_step is {self.trajectories_per_step}, must not be negative")
+        if self.logged_trajectories is not None and self.logged_trajectories < 0:
+            raise UsageError(f"--logged_trajectories is {self.logged_trajectories}, must not be negative")
         self.env_options, self.eval_env_options  # noqa: B018 - refuses what is not JSON
 
     @property
@@ -114,6 +114,11 @@ def parse(
         UsageError: any mistake in the options.
         SystemExit: ``--help`` was asked for.
     """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        raise UsageError(
+            f"a recipe runs in one process, WORLD_SIZE is {processes}: start it without torchrun or accelerate launch"
+        )
     parser = _Parser([arguments_type, config_type], description=description)
     given = parser.read(argv)
     if given.get("resume"):

@@ -121,7 +121,7 @@ class Experiment:
             self._run,
             self._interruption,
             shuffle_seed=self._config.seed if self._arguments.control == "shuffled_rewards" else None,
-            keep=self._arguments.trajectories_per_step,
+            keep=self._arguments.logged_trajectories,
         )
         self._earlier_s = max(
             (line.get("seconds") or 0.0 for line in read_lines(self._run.metrics_path)), default=0.0

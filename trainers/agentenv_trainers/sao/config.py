@@ -60,6 +60,7 @@ _INSTEAD = {
 _NOT_OF_TRAINING_ARGUMENTS = {
     "num_train_epochs": "an environment has no epochs; use max_steps",
     "resume_from_checkpoint": "give it to SAOTrainer.train (a recipe: --resume)",
+    "save_only_model": "a checkpoint without optimizers could not be resumed",
     "auto_find_batch_size": "a batch that shrinks after an error would lose the episodes of its step",
 }
 """Settings of ``transformers.TrainingArguments`` that would do nothing, or harm."""
@@ -172,6 +173,11 @@ class SAOConfig(RolloutSettings, GRPOConfig):
             )
         super().__post_init__()
         self.rollout_config()
+
+    @property
+    def num_training_steps(self) -> int | None:
+        """Training steps of the run."""
+        return self.max_steps if self.max_steps > 0 else None
 
     @property
     def trajectories_per_step(self) -> int:
