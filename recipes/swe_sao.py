@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from agentenv_envs.swe.sandbox import SharedBackend, open_backend, reap_in_background
+
+if __name__ == "__main__":
+    reap_in_background()  # what a killed run left need not wait for the imports below: they take seconds
+
 import torch
 
 from agentenv.inference import LLMProxy
 from agentenv.report import Progress, RunDirectory
 from agentenv.rollout import AsyncController
 from agentenv_envs import swe
-from agentenv_envs.swe.sandbox import SharedBackend, open_backend
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
     EnvFactory,

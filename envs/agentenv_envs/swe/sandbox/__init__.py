@@ -8,7 +8,7 @@ backend.close()
 """
 
 from .base import BASE_IMAGE, CommandResult, Sandbox, SandboxBackend, SandboxSpec
-from .opening import BACKENDS, SharedBackend, open_backend
+from .opening import BACKENDS, SharedBackend, open_backend, reap_in_background
 
 __all__ = [
     "BACKENDS",
@@ -19,4 +19,5 @@ __all__ = [
     "SandboxSpec",
     "SharedBackend",
     "open_backend",
+    "reap_in_background",
 ]

@@ -18,7 +18,7 @@ from agentenv.errors import SandboxError, UsageError
 
 from .base import Sandbox, SandboxBackend, SandboxSpec
 
-__all__ = ["BACKENDS", "SharedBackend", "open_backend"]
+__all__ = ["BACKENDS", "SharedBackend", "open_backend", "reap_in_background"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,27 @@ def open_backend(name: str = "auto") -> SharedBackend:
                 logger.warning("%s; falling back to sandboxes without isolation", error)
                 kind = "local-unisolated"
         return _handle(kind)
+
+
+def reap_in_background() -> threading.Thread:
+    """Remove the containers that killed processes left, while the caller goes on, say with imports that take seconds.
+
+    Opening a backend does the same; this is for programs that open theirs late. Where no engine answers it does
+    nothing.
+
+    Returns:
+        The thread that does it.
+    """
+
+    def reap() -> None:
+        try:
+            open_backend("docker").close()  # opening reaps
+        except (UsageError, SandboxError) as error:
+            logger.debug("nothing is reaped: %s", error)
+
+    thread = threading.Thread(target=reap, name="sandbox-reaper", daemon=True)
+    thread.start()
+    return thread
 
 
 def _handle(kind: str) -> SharedBackend:

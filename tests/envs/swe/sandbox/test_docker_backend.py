@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agentenv.errors import SandboxError, UsageError
-from agentenv_envs.swe.sandbox import SandboxSpec, open_backend
+from agentenv_envs.swe.sandbox import SandboxSpec, open_backend, reap_in_background
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend
 from agentenv_envs.swe.sandbox.labels import EXPIRES, OWNER, SANDBOX
 
@@ -123,13 +123,19 @@ def test_closing_removes_every_container_and_ends_running_commands() -> None:
     other.close()
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_backend(docker_backend: DockerBackend) -> None:
+def abandon() -> set[str]:
+    """Ids of two containers whose owner was killed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
         [sys.executable, "-c", ABANDON], capture_output=True, text=True, env=environment, check=False
     )
     abandoned = set(process.stdout.split())
     assert len(abandoned) == 2, process.stderr
+    return abandoned
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_backend(docker_backend: DockerBackend) -> None:
+    abandoned = abandon()
     assert abandoned <= existing(docker_backend)
     mine = docker_backend.acquire(SandboxSpec(read_only=True))
     started = time.monotonic()
@@ -138,6 +144,12 @@ def test_what_a_killed_process_left_is_removed_by_the_next_backend(docker_backen
     assert not abandoned & existing(docker_backend)
     assert mine.run("echo alive").output == "alive\n"
     docker_backend.release(mine)
+
+
+def test_a_program_that_opens_its_backend_late_can_reap_early(docker_backend: DockerBackend) -> None:
+    abandoned = abandon()
+    reap_in_background().join(30)
+    assert not abandoned & existing(docker_backend)
 
 
 def test_a_container_tells_its_owner_and_its_time_to_live(docker_backend: DockerBackend) -> None:
