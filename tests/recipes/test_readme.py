@@ -84,15 +84,20 @@ def test_every_command_of_the_recipe_that_is_shown_is_accepted(texts, examples, 
         assert parsed.config.max_steps > 0
 
 
-def test_every_option_that_is_named_exists(texts, swe_sao):
+def test_every_option_that_is_named_exists(texts, swe_sao, repository):
     fields = {*swe_sao.SWEArguments.__dataclass_fields__, *SAOConfig.__dataclass_fields__, "config", "help"}
     named = {
         option.replace("-", "_")
         for text in texts.values()
         for option in re.findall(r"(?<![\w-])--([a-z][a-z_-]*[a-z])", text)
     }
+    benchmarks = {
+        option
+        for path in (repository / "benchmarks").glob("*.py")
+        for option in re.findall(r'add_argument\("--(\w+)"', path.read_text())
+    }
     # Options of other programs: the calibration command, the curve, compose.
-    assert named - {"json", "sandbox", "svg", "rm"} <= fields
+    assert named - {"json", "sandbox", "svg", "rm"} <= fields | benchmarks
 
 
 def test_every_file_that_is_linked_exists(texts, repository):
