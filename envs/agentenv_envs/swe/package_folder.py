@@ -25,7 +25,7 @@ from agentenv.errors import SandboxError, UsageError
 
 from .data import SWETask
 from .package_image import REPOSITORY_SCRIPT, build_lock, package_image_tag
-from .package_wheels import TargetPython, fetch_package, requirements_file
+from .package_wheels import TargetPython, fetch_package, last_lines, requirements_file, run_on_host
 
 __all__ = ["PackageFolder", "ensure_package_folder"]
 
@@ -107,19 +107,9 @@ def _build(task: SWETask, folder: PackageFolder) -> None:
 def _run(task: SWETask, command: list[str], variables: Mapping[str, str] | None = None) -> None:
     settings = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", **(variables or {})}
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_STEP_TIMEOUT_S,
-            env={**os.environ, **settings},
-        )
+        done = run_on_host(command, timeout_s=_STEP_TIMEOUT_S, variables=settings)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxError(f"{task.instance_id}: {' '.join(command[:3])} failed: {error}") from error
     if done.returncode != 0:
-        tail = " | ".join(line.strip() for line in done.stdout.splitlines()[-12:] if line.strip())
+        tail = last_lines(done.stdout, 12)
         raise SandboxError(f"{task.instance_id}: {' '.join(command[:3])} failed: {tail}")

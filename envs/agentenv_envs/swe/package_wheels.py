@@ -16,13 +16,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import os
 import platform
 import re
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -243,20 +244,38 @@ def _only_file(task: SWETask, folder: Path) -> Path:
     return files[0]
 
 
+def run_on_host(
+    command: list[str], *, timeout_s: float, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of this machine without stdin, its output and errors together as text.
+
+    Raises:
+        OSError: it can't be started.
+        subprocess.TimeoutExpired: it took over `timeout_s` seconds.
+    """
+    return subprocess.run(
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        env={**os.environ, **(variables or {})},
+    )
+
+
+def last_lines(log: str, number: int) -> str:
+    """The last lines of a log in one, for an error message."""
+    return " | ".join(line.strip() for line in log.splitlines()[-number:] if line.strip())
+
+
 def _pip(task: SWETask, *arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
     logger.info("%s: pip %s", task.instance_id, " ".join(arguments))
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_PIP_TIMEOUT_S,
-        )
+        done = run_on_host(command, timeout_s=_PIP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise SandboxError(
             f"{task.instance_id}: pip {arguments[0]} took over {_PIP_TIMEOUT_S:.0f} s"
@@ -264,10 +283,7 @@ def _pip(task: SWETask, *arguments: str) -> None:
     except OSError as error:
         raise SandboxError(f"{task.instance_id}: pip can't be started: {error}") from error
     if done.returncode != 0:
-        tail = " | ".join(
-            line.strip() for line in done.stdout.splitlines()[-_LOG_TAIL_LINES:] if line.strip()
-        )
         raise SandboxError(
             f"{task.instance_id}: pip {arguments[0]} for {task.package} failed "
-            f"with exit code {done.returncode}: {tail}"
+            f"with exit code {done.returncode}: {last_lines(done.stdout, _LOG_TAIL_LINES)}"
         )
