@@ -7,10 +7,10 @@ Invariants:
 """
 
 from agentenv import errors
-from agentenv.env import BaseEnv
+from agentenv.env import AsyncEnv, BaseEnv
 from agentenv.registration import make, register, spec
 from agentenv.trajectory import Trajectory
 
 __version__ = "0.1.0"
 
-__all__ = ["BaseEnv", "Trajectory", "__version__", "errors", "make", "register", "spec"]
+__all__ = ["AsyncEnv", "BaseEnv", "Trajectory", "__version__", "errors", "make", "register", "spec"]

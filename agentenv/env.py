@@ -11,11 +11,11 @@ Invariants:
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import gymnasium
 
-__all__ = ["BaseEnv", "TextSpace"]
+__all__ = ["AsyncEnv", "BaseEnv", "TextSpace"]
 
 # Letters, digits, space and line break: enough for a random policy to stumble over an environment's parser.
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:;!?()[]{}<>/\\'\"`$#-_=+*&|\n"
@@ -101,6 +101,11 @@ class BaseEnv(gymnasium.Env[str, str]):
     max_turns: int | None = None
     """Advice to rollouts: actions after which an episode is cut as truncated. None: no advice."""
 
+    worker: ClassVar[Literal["inline", "thread", "process"]] = "thread"
+    """Where rollouts run the environment. "thread" suits what waits (for a sandbox, a server); "inline", in the event
+    loop itself, what only computes for microseconds; "process", which can be killed, what computes for long, may hang
+    or crash, or can't share a process with a second one of its kind."""
+
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
     observation_space: gymnasium.Space[str] = TextSpace()
     action_space: gymnasium.Space[str] = TextSpace()
@@ -131,3 +136,31 @@ class BaseEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         """Give back what the environment holds; may be called more than once."""
+
+
+class AsyncEnv(BaseEnv):
+    """Base of environments whose `reset` and `step` are coroutines: thousands of them share one event loop.
+
+        class Remote(agentenv.AsyncEnv):
+            async def reset(self, *, seed=None, options=None):
+                self.session = await client.open(seed)
+                return self.session.text, {}
+
+            async def step(self, action):
+                return await client.act(self.session, action)
+
+    For rollouts only: gymnasium's wrappers and a plain loop over `step` need `BaseEnv`. `close` may be a
+    coroutine, too.
+    """
+
+    worker = "inline"
+
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin the task that `seed` chooses, see `BaseEnv.reset`."""
+        return super().reset(seed=seed, options=options)
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        """Take one turn of the policy, see `BaseEnv.step`."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement step")

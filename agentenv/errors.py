@@ -76,6 +76,9 @@ class ModelError(AgentEnvError):
 class EnvError(AgentEnvError):
     """An environment raised, or returned what its contract does not allow."""
 
+    origin: str | None = None
+    """Name of the exception that the environment raised; None where there was none."""
+
 
 class EpisodeTimeoutError(EnvError):
     """A stage of an episode ran past its deadline.

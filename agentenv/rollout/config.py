@@ -24,7 +24,19 @@ _POSITIVE = (
     "sync_timeout_s",
     "shutdown_timeout_s",
     "failure_window",
+    "reward_timeout_s",
+    "num_reward_workers",
+    "reset_backoff_s",
+    "heartbeat_s",
 )
+_NOT_NEGATIVE = ("max_retries", "reset_retries", "redundant_groups", "redundant_members")
+_CHOICES = {
+    "mode": ("async", "sync", "batch"),
+    "worker": ("auto", "inline", "thread", "process"),
+    "history": ("append", "fork"),
+    "on_stale": ("wait", "abort"),
+    "on_sync": ("continue", "restart"),
+}
 
 
 @dataclass
@@ -38,13 +50,31 @@ class RolloutConfig:
     num_steps: int | None = None
     """Training steps of the run: nothing is played that only a later one could take. None: without end."""
     num_envs: int = 32
-    """Environment slots, each with an environment and a thread of its own."""
+    """Environment slots, each with an environment of its own."""
+    worker: Literal["auto", "inline", "thread", "process"] = "auto"
+    """Where environments run; auto: what the environment's class says (``BaseEnv.worker``)."""
     asynchrony: float = 1.0
     """alpha, any real >= 0: a batch for step n holds only episodes started by version >= n - alpha. 0 is on-policy.
     At most (1 + alpha) * batch_size episodes are running or buffered. Versions are whole, so the fraction of alpha
     never admits an older version; nothing is started that no step could take."""
-    mode: Literal["async", "sync"] = "async"
-    """sync: as asynchrony 0, so that no episode runs while the trainer trains."""
+    mode: Literal["async", "sync", "batch"] = "async"
+    """sync: as asynchrony 0, so that no episode runs while the trainer trains. batch: sync with barriers, the way of
+    rollout that ROLL Flash compares with: no episode goes on before all have their turn's reply and their
+    environment's answer, no reward is computed before all have ended, and nothing new starts before that."""
+    redundant_groups: int = 0
+    """Groups played beyond what a batch needs; when it is full, those that can serve no later one are cancelled and
+    their tasks come again."""
+    redundant_members: int = 0
+    """Episodes per group beyond ``group_size``; the first ``group_size`` to end make the group, the others are
+    cancelled."""
+    partial_groups: bool = False
+    """A batch is full with any ``batch_size`` finished episodes, instead of ``batch_size / group_size`` full groups."""
+    filter_zero_variance: bool = False
+    """Groups whose members all have the same reward teach a group baseline nothing: they are discarded and the next
+    task takes their place (dynamic filtering)."""
+    prompt_replication: bool = True
+    """Episodes of a group go to the engines one by one; False: the whole group to one engine, as a request for
+    several samples of a prompt does."""
     max_turns: int | None = None
     """Turns per episode; None: what the environment advises (``max_turns``), else 50."""
     max_tokens_per_turn: int = 512
@@ -52,16 +82,27 @@ class RolloutConfig:
     """Prompt and completion together: the context."""
     reset_timeout_s: float = 120.0
     """Making the environment included."""
+    reset_retries: int = 2
+    """How often a failed reset is tried again, each time in a new environment; a failed step never is."""
+    reset_backoff_s: float = 0.25
+    """Pause before the first retry of a reset; doubles with each."""
     step_timeout_s: float = 120.0
     generate_timeout_s: float = 600.0
     """One turn of the policy, pauses for weight updates included."""
+    reward_timeout_s: float = 120.0
+    """One call of the controller's ``reward_fn``."""
+    num_reward_workers: int = 16
+    """Rewards computed side by side, beside the episodes."""
     episode_timeout_s: float = 3600.0
+    """Reset to last step; the reward not included."""
     batch_timeout_s: float = 7200.0
     """Longest wait of ``get_batch``."""
     sync_timeout_s: float = 300.0
     """Longest weight update."""
     shutdown_timeout_s: float = 30.0
     """Longest wait for environments to close at the end; what still hangs then is named in the log."""
+    heartbeat_s: float = 0.5
+    """How soon the death of an engine or of the event loop is noticed."""
     max_failure_rate: float = 0.5
     """The run stops when more than this share of the last ``failure_window`` episodes failed; 1.0: never."""
     failure_window: int = 64
@@ -84,6 +125,9 @@ class RolloutConfig:
     max_retries: int = 2
     """How often a group tries its task again after failed or aborted episodes, all members together; then it ends
     short (an empty one is dropped and the next task takes its place)."""
+    on_sync: Literal["continue", "restart"] = "continue"
+    """What new weights do to a turn being sampled: it keeps its tokens, each with its own version, and goes on, or is
+    sampled again from its start."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -98,27 +142,60 @@ class RolloutConfig:
             raise ValueError(
                 f"RolloutConfig.batch_size is {self.batch_size}, must be a multiple of group_size {self.group_size}"
             )
-        if self.max_retries < 0:
-            raise ValueError(f"RolloutConfig.max_retries is {self.max_retries}, must be >= 0")
-        for name, allowed in (
-            ("mode", ("async", "sync")),
-            ("history", ("append", "fork")),
-            ("on_stale", ("wait", "abort")),
-        ):
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"RolloutConfig.{name} is {getattr(self, name)}, must be >= 0")
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"RolloutConfig.{name} is {getattr(self, name)!r}, must be one of {allowed}")
+        if self.redundant_members and self.num_envs < self.launched_per_group:
+            raise ValueError(
+                f"RolloutConfig.redundant_members is {self.redundant_members}: a group of {self.group_size} launches "
+                f"{self.launched_per_group} episodes, but num_envs is {self.num_envs}, so the redundant ones could "
+                f"only start when the others have ended; must be at most {max(self.num_envs - self.group_size, 0)}"
+            )
+        if self.filter_zero_variance and self.group_size < 2:
+            raise ValueError(
+                f"RolloutConfig.filter_zero_variance is true with group_size {self.group_size}: every group would be "
+                "filtered; must be false, or group_size at least 2"
+            )
+        if self.mode == "batch" and self.on_sync == "restart":
+            raise ValueError(
+                "RolloutConfig.on_sync is 'restart' in mode 'batch', in which no turn is sampled during an update; "
+                "must be 'continue'"
+            )
         self.sampling()
 
     @property
     def alpha(self) -> float:
-        """Asynchrony in force: 0 in sync mode."""
-        return 0.0 if self.mode == "sync" else self.asynchrony
+        """Asynchrony in force: 0 in the modes sync and batch."""
+        return self.asynchrony if self.mode == "async" else 0.0
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups that a training step takes."""
+        return self.batch_size // self.group_size
+
+    @property
+    def launched_per_group(self) -> int:
+        """Episodes started for a group, the redundant ones included."""
+        return self.group_size + self.redundant_members
+
+    @property
+    def max_groups(self) -> int:
+        """Most groups running or buffered: (1 + alpha) * batch, and the redundant ones."""
+        wanted = math.floor((1.0 + self.alpha) * self.batch_size / self.group_size + 1e-9)
+        return wanted + self.redundant_groups
 
     @property
     def max_outstanding(self) -> int:
-        """Most episodes running or buffered, a multiple of ``group_size``: (1 + alpha) * batch_size."""
-        groups = math.floor((1.0 + self.alpha) * self.batch_size / self.group_size + 1e-9)
-        return groups * self.group_size
+        """Most episodes waiting to start, running or buffered."""
+        return self.max_groups * self.launched_per_group
+
+    @property
+    def is_redundant(self) -> bool:
+        """More is played than batches need."""
+        return self.redundant_groups > 0 or self.redundant_members > 0
 
     def sampling(self, *, greedy: bool = False) -> SamplingParams:
         """Sampling parameters of a turn; greedy sets temperature 0."""

@@ -23,8 +23,9 @@ from agentenv.errors import RolloutError, UsageError
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.ledger import Ledger, TaskLedger
-from agentenv.rollout.loop_thread import LoopThread
-from agentenv.rollout.scheduler import EnvFn, EpisodeScheduler
+from agentenv.rollout.loop_thread import LoopRunner, LoopThread
+from agentenv.rollout.scheduler import EpisodeScheduler
+from agentenv.rollout.workers import EnvFn
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class AsyncController:
         config: sizes, limits and deadlines.
         seed: of the task order and of the sampling.
         task_seeds: a ledger, or what :class:`~agentenv.rollout.ledger.TaskLedger` takes.
+        loop_factory: makes what runs the event loop; a thread of its own by default, a virtual clock in simulations.
 
     Raises:
         UsageError: no chat template, or an episode may grow longer than an engine allows.
@@ -57,6 +59,7 @@ class AsyncController:
         *,
         seed: int = 0,
         task_seeds: Iterable[int] | Ledger | None = None,
+        loop_factory: Callable[[], LoopRunner] = lambda: LoopThread("agentenv-rollout"),
     ) -> None:
         if proxy.max_length is not None and config.max_tokens_per_episode > proxy.max_length:
             raise UsageError(
@@ -68,7 +71,8 @@ class AsyncController:
         ledger = task_seeds if isinstance(task_seeds, Ledger) else TaskLedger(task_seeds, seed=seed)
         self._scheduler = EpisodeScheduler(env_fn, proxy, tokenizer, config, seed=seed, ledger=ledger)
         self._lock = threading.Lock()
-        self._thread: LoopThread | None = None
+        self._loop_factory = loop_factory
+        self._thread: LoopRunner | None = None
         self._stopped = False
 
     def start(self) -> None:
@@ -162,7 +166,7 @@ class AsyncController:
             if self._stopped:
                 return
             self._stopped = True
-            thread = self._thread or LoopThread("agentenv-rollout")
+            thread = self._thread or self._loop_factory()
         try:
             thread.call(self._scheduler.shut_down())
         finally:
@@ -174,12 +178,12 @@ class AsyncController:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _loop(self) -> LoopThread:
+    def _loop(self) -> LoopRunner:
         with self._lock:
             if self._stopped:
                 raise RolloutError("the rollout was stopped")
             if self._thread is None:
-                self._thread = LoopThread("agentenv-rollout")
+                self._thread = self._loop_factory()
             return self._thread
 
     def _snapshot(self, read: Callable[[], _Result]) -> _Result:

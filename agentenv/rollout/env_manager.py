@@ -14,11 +14,8 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-import gymnasium
 
 from agentenv.conversation import Conversation, Tokenizer, end_of_turn_ids
 from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, UsageError
@@ -26,7 +23,7 @@ from agentenv.inference.protocol import GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError
-from agentenv.rollout.worker import EnvWorker
+from agentenv.rollout.workers import EnvFn, EnvWorker, make_worker, worker_kind
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -56,7 +53,7 @@ class EnvManager:
 
     Args:
         name: of the slot, for logs.
-        env_fn: makes an environment; called in the slot's thread when first needed and after each failure.
+        env_fn: makes an environment; called in the slot's worker when first needed and after each failure.
         proxy: where turns come from.
         tokenizer: with a chat template.
         config: limits and deadlines.
@@ -66,7 +63,7 @@ class EnvManager:
     def __init__(
         self,
         name: str,
-        env_fn: Callable[[], gymnasium.Env[str, str]],
+        env_fn: EnvFn,
         proxy: LLMProxy,
         tokenizer: Tokenizer,
         config: RolloutConfig,
@@ -81,6 +78,7 @@ class EnvManager:
         self._sampling = sampling or config.sampling()
         self._stop_ids = tuple(dict.fromkeys((*self._sampling.stop_token_ids, *end_of_turn_ids(tokenizer))))
         self._workers = 0
+        self._kind = worker_kind(env_fn, config.worker)
         self._worker = self._new_worker()
         self._left: list[EnvWorker] = []
         self.wasted_tokens = 0
@@ -252,7 +250,7 @@ class EnvManager:
 
     def _new_worker(self) -> EnvWorker:
         self._workers += 1
-        return EnvWorker(self._env_fn, f"agentenv-{self.name}-{self._workers}")
+        return make_worker(self._kind, self._env_fn, f"agentenv-{self.name}-{self._workers}")
 
     def _rebuild(self) -> None:
         self._worker.end()

@@ -12,12 +12,29 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentenv.errors import RolloutError
 
 _Result = TypeVar("_Result")
 _HEARTBEAT_S = 0.5
+
+
+class LoopRunner(Protocol):
+    """Runs an event loop for callers that are outside of it."""
+
+    @property
+    def is_running(self) -> bool:
+        """Calls can be made."""
+        ...
+
+    def call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine in the loop and wait for its result."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel what is left in the loop and end it; idempotent."""
+        ...
 
 
 class LoopThread:

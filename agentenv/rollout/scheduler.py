@@ -22,8 +22,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
-
 from agentenv.conversation import Tokenizer
 from agentenv.errors import AgentEnvError, RolloutError, UsageError
 from agentenv.inference.proxy import LLMProxy
@@ -34,14 +32,13 @@ from agentenv.rollout.evaluation_run import evaluate as play_evaluation
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.ledger import Ledger
 from agentenv.rollout.metrics import StepMetrics
+from agentenv.rollout.workers import EnvFn
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
-
-EnvFn = Callable[[], gymnasium.Env[str, str]]
 
 _HEARTBEAT_S = 0.5
 """How often a waiting get_batch looks whether the engines live."""

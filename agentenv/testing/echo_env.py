@@ -24,6 +24,8 @@ class EchoEnv(BaseEnv):
         ValueError: `max_turns` is below 1.
     """
 
+    worker = "inline"
+
     def __init__(self, max_turns: int = 3) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be 1 or more, got {max_turns}")

@@ -10,6 +10,7 @@ import agentenv
 
 def test_the_package_exports_exactly_these_names() -> None:
     assert sorted(agentenv.__all__) == [
+        "AsyncEnv",
         "BaseEnv",
         "Trajectory",
         "__version__",

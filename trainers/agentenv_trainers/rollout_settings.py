@@ -29,7 +29,23 @@ class RolloutSettings:
         1.0,
         "alpha >= 0: a batch of step n holds only episodes started by weights n - alpha or newer.",
     )
-    mode: Literal["async", "sync"] = setting("async", "sync: no episode runs while the trainer trains.")
+    mode: Literal["async", "sync", "batch"] = setting(
+        "async", "sync: no episode runs while the trainer trains; batch: all episodes in lockstep, too."
+    )
+    worker: Literal["auto", "inline", "thread", "process"] = setting(
+        "auto", "Where environments run: in the event loop, a thread or a process; auto: as their class says."
+    )
+    redundant_groups: int = setting(0, "Groups played beyond what a batch needs; the surplus is cancelled.")
+    redundant_members: int = setting(
+        0, "Episodes per group beyond group_size; the first to end make the group."
+    )
+    partial_groups: bool = setting(False, "A batch takes any finished episodes, not only full groups.")
+    filter_zero_variance: bool = setting(
+        False, "Discard groups whose members all have the same reward, and play other tasks instead."
+    )
+    prompt_replication: bool = setting(
+        True, "Send the episodes of a group to the engines one by one; false: all to one engine."
+    )
     max_turns: int | None = setting(
         None, "Turns per episode; unset: what the environment advises. The paper: 300 (swe), 50 (math)."
     )
@@ -40,12 +56,19 @@ class RolloutSettings:
     reset_timeout_s: float = setting(
         120.0, "Longest reset of an environment, making it included, in seconds."
     )
+    reset_retries: int = setting(2, "How often a failed reset is tried again, in a new environment.")
+    reset_backoff_s: float = setting(
+        0.25, "Pause before the first retry of a reset, in seconds; doubles with each."
+    )
     step_timeout_s: float = setting(120.0, "Longest step of an environment, in seconds.")
     generate_timeout_s: float = setting(600.0, "Longest turn of the policy, in seconds.")
-    episode_timeout_s: float = setting(3600.0, "Longest episode, in seconds.")
+    reward_timeout_s: float = setting(120.0, "Longest computation of one reward, in seconds.")
+    num_reward_workers: int = setting(16, "Rewards computed side by side.")
+    episode_timeout_s: float = setting(3600.0, "Longest episode, its reward not included, in seconds.")
     batch_timeout_s: float = setting(7200.0, "Longest wait for a batch, in seconds.")
     sync_timeout_s: float = setting(300.0, "Longest weight update of the engines, in seconds.")
     shutdown_timeout_s: float = setting(30.0, "Longest wait for environments to close, in seconds.")
+    heartbeat_s: float = setting(0.5, "How soon the death of an engine is noticed, in seconds.")
     max_failure_rate: float = setting(
         0.5, "The run stops when more than this share of recent episodes failed."
     )
@@ -60,6 +83,9 @@ class RolloutSettings:
     on_stale: Literal["wait", "abort"] = setting(
         "wait",
         "Running episodes that would be too old for the next batch: waited for, or aborted and tried again.",
+    )
+    on_sync: Literal["continue", "restart"] = setting(
+        "continue", "A turn being sampled when new weights come: goes on with them, or starts again."
     )
     max_retries: int = setting(2, "How often a group tries its task again after failed or aborted episodes.")
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv import BaseEnv
 from agentenv.errors import EnvError, EpisodeTimeoutError, SandboxError, UsageError
-from agentenv.rollout.worker import EnvWorker
+from agentenv.rollout.workers.thread import ThreadWorker
 
 _GOOD = ("seen", 0.5, False, False, {})
 
@@ -48,9 +48,9 @@ def _soon(seconds: float = 20.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-def _run(work: Callable[[EnvWorker, Env], Awaitable[Any]], env: Env, *, join: bool = True) -> Any:
+def _run(work: Callable[[ThreadWorker, Env], Awaitable[Any]], env: Env, *, join: bool = True) -> Any:
     async def whole() -> Any:
-        worker = EnvWorker(lambda: env, "worker-under-test")
+        worker = ThreadWorker(lambda: env, "worker-under-test")
         try:
             return await work(worker, env)
         finally:
@@ -60,7 +60,7 @@ def _run(work: Callable[[EnvWorker, Env], Awaitable[Any]], env: Env, *, join: bo
     return asyncio.run(whole())
 
 
-async def _reset_and_step(worker: EnvWorker, env: Env) -> Any:
+async def _reset_and_step(worker: ThreadWorker, env: Env) -> Any:
     await worker.reset(1, _soon())
     return await worker.step("go", _soon())
 
@@ -124,7 +124,7 @@ def test_bad_input_when_the_environment_is_made_is_a_usage_error() -> None:
         def broken() -> Env:
             raise UsageError("no such dataset")
 
-        worker = EnvWorker(broken, "worker-under-test")
+        worker = ThreadWorker(broken, "worker-under-test")
         with pytest.raises(UsageError, match="no such dataset"):
             await worker.reset(0, _soon())
         worker.end()
@@ -136,7 +136,7 @@ def test_bad_input_when_the_environment_is_made_is_a_usage_error() -> None:
 def test_a_hanging_step_ends_at_its_deadline_and_the_environment_is_closed_when_it_returns() -> None:
     gate = threading.Event()
 
-    async def work(worker: EnvWorker, env: Env) -> None:
+    async def work(worker: ThreadWorker, env: Env) -> None:
         await worker.reset(1, _soon())
         with pytest.raises(EpisodeTimeoutError, match="step of Env in worker-under-test") as caught:
             await worker.step("go", _soon(0.03))
@@ -155,7 +155,7 @@ def test_a_hanging_step_ends_at_its_deadline_and_the_environment_is_closed_when_
 def test_a_call_after_a_cancelled_one_waits_for_it() -> None:
     gate = threading.Event()
 
-    async def work(worker: EnvWorker, env: Env) -> None:
+    async def work(worker: ThreadWorker, env: Env) -> None:
         await worker.reset(1, _soon())
         stepping = asyncio.create_task(worker.step("go", _soon()))
         await asyncio.sleep(0.02)
@@ -171,7 +171,7 @@ def test_a_call_after_a_cancelled_one_waits_for_it() -> None:
 def test_a_call_after_a_cancelled_one_that_hangs_fails_under_the_first_ones_stage() -> None:
     gate = threading.Event()
 
-    async def work(worker: EnvWorker, env: Env) -> None:
+    async def work(worker: ThreadWorker, env: Env) -> None:
         await worker.reset(1, _soon())
         stepping = asyncio.create_task(worker.step("go", _soon(0.05)))
         await asyncio.sleep(0.01)

@@ -1,0 +1,120 @@
+"""What every kind of worker does, and which kind an environment gets.
+
+Invariants:
+
+* The environment is made by the worker, at the first ``reset``; calls never overlap.
+* Every call returns, or raises an AgentEnvError, by its deadline; after an EpisodeTimeoutError or EnvError the worker
+  is ended by its owner and used no more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal, Protocol, get_args
+
+import agentenv
+from agentenv import registration
+from agentenv.errors import UsageError
+from agentenv.rollout.workers.contract import ResetResult, StepResult, TextEnv
+from agentenv.rollout.workers.inline import InlineWorker
+from agentenv.rollout.workers.thread import ThreadWorker
+
+EnvFn = Callable[[], TextEnv]
+WorkerKind = Literal["inline", "thread", "process"]
+
+
+class EnvWorker(Protocol):
+    """One environment, called from asyncio. All times are of the event loop's clock, in seconds."""
+
+    name: str
+
+    @property
+    def is_running(self) -> bool:
+        """A thread, process or closing environment of it is still there."""
+        ...
+
+    @property
+    def max_turns(self) -> int | None:
+        """The environment's advice; None before the first reset, and without advice."""
+        ...
+
+    async def reset(self, seed: int, deadline: float) -> ResetResult:
+        """Make the environment if there is none, and reset it.
+
+        Raises:
+            UsageError: the environment could not be made because of bad input.
+            EpisodeTimeoutError: the deadline passed.
+            AgentEnvError: the environment raised, died or returned a wrong type.
+        """
+        ...
+
+    async def step(self, action: str, deadline: float) -> StepResult:
+        """One step; errors as for :meth:`reset`."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait for a call whose caller was cancelled, under that call's own deadline.
+
+        Raises:
+            EpisodeTimeoutError: it missed that deadline.
+        """
+        ...
+
+    def end(self) -> None:
+        """Close the environment as soon as it can be, kill it if it does not; does not wait; idempotent."""
+        ...
+
+    async def join(self, deadline: float) -> bool:
+        """Wait for the end after :meth:`end`; False: the deadline passed first."""
+        ...
+
+
+def worker_kind(env_fn: EnvFn, configured: Literal["auto"] | WorkerKind = "auto") -> WorkerKind:
+    """Where the environments of ``env_fn`` run.
+
+    Args:
+        env_fn: a class, a ``functools.partial`` of one or of ``agentenv.make``, or a function with an attribute
+            ``worker``.
+        configured: anything but "auto" is taken as it is.
+
+    Returns:
+        what the environment's class says; "thread" where nothing says anything.
+
+    Raises:
+        UsageError: the attribute is none of the kinds.
+    """
+    if configured != "auto":
+        return configured
+    source: object = env_fn
+    while isinstance(source, functools.partial):
+        if source.func is agentenv.make and source.args:
+            source = registration.load_entry_point(registration.spec(source.args[0]))
+        else:
+            source = source.func
+    kind = getattr(source, "worker", "thread")
+    if kind not in get_args(WorkerKind):
+        raise UsageError(
+            f"worker of {source!r} is {kind!r}, must be one of {', '.join(get_args(WorkerKind))}"
+        )
+    return kind  # type: ignore[no-any-return]
+
+
+def make_worker(kind: WorkerKind, env_fn: EnvFn, name: str) -> EnvWorker:
+    """A worker of that kind; its environment is made at the first reset.
+
+    Args:
+        kind: from :func:`worker_kind`.
+        env_fn: makes the environment; for "process" it must be picklable.
+        name: for logs, and of the thread or process.
+
+    Raises:
+        UsageError: "process", and ``env_fn`` can't be pickled.
+    """
+    if kind == "inline":
+        return InlineWorker(env_fn, name)
+    if kind == "thread":
+        return ThreadWorker(env_fn, name)
+    from agentenv.rollout.workers.process import ProcessWorker
+
+    return ProcessWorker(env_fn, name)

@@ -1,0 +1,122 @@
+"""What an environment may return, and what becomes of its exceptions; the same for every kind of worker.
+
+Invariants:
+
+* A result of the wrong type is an EnvError naming the environment and the value.
+* Whatever the environment raises arrives as an AgentEnvError with the original as its cause.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import gymnasium
+
+from agentenv.errors import AgentEnvError, EnvError, UsageError
+
+TextEnv = gymnasium.Env[str, str]
+ResetResult = tuple[str, dict[str, Any]]
+StepResult = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+def env_name(env: TextEnv) -> str:
+    """The registered id, or the class."""
+    spec = getattr(env, "spec", None)
+    return str(spec.id) if spec is not None else type(env.unwrapped).__name__
+
+
+def advised_turns(env: TextEnv) -> int | None:
+    """The environment's ``max_turns``; None without advice."""
+    value = getattr(env.unwrapped, "max_turns", None)
+    return int(value) if value is not None else None
+
+
+def making_failed(error: BaseException) -> AgentEnvError:
+    """What the rollout raises for an exception from the making of an environment: UsageError stays, as bad input."""
+    return error if isinstance(error, AgentEnvError) else _wrapped("making the environment", error)
+
+
+def call_failed(env: TextEnv, stage: str, error: BaseException) -> AgentEnvError:
+    """What the rollout raises for an exception from ``env.reset`` or ``env.step``."""
+    # Bad input shows when the environment is made; from here on it is one task's trouble, not the run's.
+    if isinstance(error, AgentEnvError) and not isinstance(error, UsageError):
+        return error
+    return _wrapped(f"{env_name(env)}.{stage}", error)
+
+
+def _wrapped(doing: str, error: BaseException) -> EnvError:
+    wrapped = EnvError(f"{doing} raised {type(error).__name__}: {error}")
+    wrapped.origin = type(error).__name__
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def checked_reset(env: TextEnv, result: Any) -> ResetResult:
+    """What ``env.reset`` returned.
+
+    Raises:
+        EnvError: it is not (str, dict).
+    """
+    name = env_name(env)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise EnvError(f"{name}.reset returned {_short(result)}, must be (observation, info)")
+    observation, info = result
+    return _observation(name, "reset", observation), _info(name, "reset", info)
+
+
+def checked_step(env: TextEnv, result: Any) -> StepResult:
+    """What ``env.step`` returned, in plain Python's types.
+
+    Raises:
+        EnvError: it is not (str, finite number, bool, bool, dict).
+    """
+    if type(result) is tuple and len(result) == 5:
+        observation, reward, terminated, truncated, info = result
+        plain_flags = (terminated is True or terminated is False) and (
+            truncated is True or truncated is False
+        )
+        if type(observation) is str and type(reward) is float and plain_flags and type(info) is dict:
+            if math.isfinite(reward):
+                return observation, reward, terminated, truncated, info
+    name = env_name(env)
+    if not (isinstance(result, tuple) and len(result) == 5):
+        raise EnvError(
+            f"{name}.step returned {_short(result)}, must be (observation, reward, terminated, truncated, info)"
+        )
+    observation, reward, terminated, truncated, info = result
+    # NumPy's scalars are Reals; item() of its 0-d arrays is one too.
+    number = reward.item() if hasattr(reward, "item") and getattr(reward, "ndim", 0) == 0 else reward
+    if not isinstance(number, Real) or not math.isfinite(number):
+        raise EnvError(f"{name}.step returned the reward {_short(reward)}, must be a finite number")
+    flags = []
+    for flag, value in (("terminated", terminated), ("truncated", truncated)):
+        plain = value.item() if hasattr(value, "item") else value
+        if not isinstance(plain, bool):
+            raise EnvError(f"{name}.step returned {flag} = {_short(value)}, must be a bool")
+        flags.append(plain)
+    return (
+        _observation(name, "step", observation),
+        float(number),
+        flags[0],
+        flags[1],
+        _info(name, "step", info),
+    )
+
+
+def _observation(name: str, stage: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise EnvError(f"{name}.{stage} returned the observation {_short(value)}, must be a str")
+    return value
+
+
+def _info(name: str, stage: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise EnvError(f"{name}.{stage} returned the info {_short(value)}, must be a dict")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 100 else text[:100] + '...'} ({type(value).__name__})"
