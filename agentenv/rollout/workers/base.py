@@ -92,12 +92,12 @@ def worker_kind(env_fn: EnvFn, configured: Literal["auto"] | WorkerKind = "auto"
             source = registration.load_entry_point(registration.spec(source.args[0]))
         else:
             source = source.func
-    kind = getattr(source, "worker", "thread")
+    kind: WorkerKind = getattr(source, "worker", "thread")
     if kind not in get_args(WorkerKind):
         raise UsageError(
             f"worker of {source!r} is {kind!r}, must be one of {', '.join(get_args(WorkerKind))}"
         )
-    return kind  # type: ignore[no-any-return]
+    return kind
 
 
 def make_worker(kind: WorkerKind, env_fn: EnvFn, name: str) -> EnvWorker:

@@ -74,12 +74,9 @@ def checked_step(env: TextEnv, result: Any) -> StepResult:
     """
     if type(result) is tuple and len(result) == 5:
         observation, reward, terminated, truncated, info = result
-        plain_flags = (terminated is True or terminated is False) and (
-            truncated is True or truncated is False
-        )
-        if type(observation) is str and type(reward) is float and plain_flags and type(info) is dict:
-            if math.isfinite(reward):
-                return observation, reward, terminated, truncated, info
+        plain = type(observation) is str and type(reward) is float and type(info) is dict
+        if plain and type(terminated) is bool and type(truncated) is bool and math.isfinite(reward):
+            return observation, reward, terminated, truncated, info
     name = env_name(env)
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvError(
