@@ -61,6 +61,8 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     episode_id: str = ""
     """Requests of one episode share a prefix; empty: the request stands alone."""
+    affinity: str = ""
+    """Episodes of one affinity go to one engine; empty: each goes where there is least to do."""
     deadline: float | None = None
     """Time of the event loop's clock after which :class:`LLMProxy` gives the turn up; None: no deadline."""
     seed: int | None = None

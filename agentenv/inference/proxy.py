@@ -1,4 +1,7 @@
-"""The one door to inference engines: routing, deadlines and weight updates for several engines as for one.
+"""The one door to inference engines: routing, deadlines, aborts and weight updates for several engines as for one.
+
+ROLL Flash's ADD is :meth:`LLMProxy.generate` for a coroutine, which goes on when its turn is complete, and
+:meth:`LLMProxy.add` for a callback; its ABORT is :meth:`LLMProxy.abort`.
 
 Invariants:
 
@@ -11,15 +14,18 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import EpisodeTimeoutError, UsageError
 from agentenv.inference.protocol import Engine, Generation, GenerationRequest
+from agentenv.inference.routing import Router
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 
 
 class LLMProxy:
@@ -40,10 +46,22 @@ class LLMProxy:
         if not engines:
             raise UsageError("LLMProxy needs at least one engine, got none")
         self._engines = list(engines)
-        self._load = [0] * len(self._engines)
-        self._home: dict[str, int] = {}
+        self._router = Router(len(self._engines))
         self._serving: dict[str, int] = {}
+        """Engine of each request in flight."""
+        self._to_restart: set[str] = set()
+        """Requests that were aborted for an update and begin again after it."""
+        self._updated = asyncio.Event()
+        self._updated.set()
+        self._added: set[asyncio.Task[Generation]] = set()
         self._closed = False
+        self.restarted_tokens = 0
+        """Tokens given up where an update restarted their turn."""
+
+    @property
+    def num_engines(self) -> int:
+        """How many engines there are."""
+        return len(self._engines)
 
     @property
     def version(self) -> int:
@@ -65,8 +83,15 @@ class LLMProxy:
         limits = [int(limit) for engine in self._engines if (limit := getattr(engine, "max_length", None))]
         return min(limits) if limits else None
 
+    def busy_s(self) -> float:
+        """Seconds that the engines had a request in flight, summed over them; of the event loop's clock."""
+        return self._router.busy_s(asyncio.get_running_loop().time())
+
     async def generate(self, request: GenerationRequest) -> Generation:
         """Sample one turn.
+
+        Returns:
+            the turn's tokens; after :meth:`abort` those sampled so far, with ``finish_reason`` "abort".
 
         Raises:
             EpisodeTimeoutError: ``request.deadline`` (of the event loop's clock) passed; the request was aborted.
@@ -75,37 +100,59 @@ class LLMProxy:
         """
         if request.request_id in self._serving:
             raise UsageError(f"request id {request.request_id!r} is in use")
-        index = self._route(request.episode_id)
-        self._load[index] += 1
+        time = asyncio.get_running_loop().time
+        index = self._router.begin(request.episode_id, request.affinity, time())
         self._serving[request.request_id] = index
         try:
             if request.deadline is None:
-                return await self._engines[index].generate(request)
+                return await self._sample(index, request)
             timeout = asyncio.timeout_at(request.deadline)
             try:
                 async with timeout:
-                    generation = await self._engines[index].generate(request)
+                    generation = await self._sample(index, request)
             except TimeoutError as error:
                 if not timeout.expired():
                     raise
                 raise _missed(request) from error
             # Engines may watch the deadline themselves and answer it with an abort.
-            if generation.finish_reason == "abort" and asyncio.get_running_loop().time() >= request.deadline:
+            if generation.finish_reason == "abort" and time() >= request.deadline:
                 raise _missed(request)
             return generation
         finally:
-            self._load[index] -= 1
+            self._router.end(index, time())
             del self._serving[request.request_id]
+            self._to_restart.discard(request.request_id)
+
+    def add(self, request: GenerationRequest, on_done: OnDone) -> None:
+        """Sample one turn in the background.
+
+        Args:
+            request: as for :meth:`generate`; ``abort`` and the deadline work on it alike.
+            on_done: called once in the event loop, with the request and its tokens, or with what :meth:`generate`
+                raised (asyncio.CancelledError where the proxy was closed first).
+        """
+
+        def finished(task: asyncio.Task[Generation]) -> None:
+            self._added.discard(task)
+            if task.cancelled():
+                on_done(request, asyncio.CancelledError())
+            else:
+                on_done(request, task.exception() or task.result())
+
+        task = asyncio.create_task(self.generate(request), name=request.request_id)
+        self._added.add(task)
+        task.add_done_callback(finished)
 
     async def abort(self, request_id: str) -> None:
         """Make the request's ``generate`` return its partial tokens; unknown ids are ignored."""
+        self._to_restart.discard(request_id)
         index = self._serving.get(request_id)
         if index is not None:
             await self._engines[index].abort(request_id)
 
     async def release(self, episode_id: str) -> None:
         """The episode is over: its engine may drop its prefix."""
-        index = self._home.pop(episode_id, None)
+        index = self._router.release(episode_id)
         if index is not None:
             release = getattr(self._engines[index], "release", None)
             if release is not None:
@@ -119,19 +166,40 @@ class LLMProxy:
         """Go on sampling everywhere."""
         await asyncio.gather(*(engine.resume() for engine in self._engines))
 
-    async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    async def update_weights(
+        self, weights: Mapping[str, Tensor], version: int, *, restart_turns: bool = False
+    ) -> None:
         """Give all engines new weights, each suspended meanwhile if it has to be.
+
+        Args:
+            weights: as the engines take them.
+            version: of these weights.
+            restart_turns: turns being sampled begin again with the new weights; False: they keep their tokens, each
+                with its own version, and go on.
 
         Raises:
             ModelError, UsageError: as the engines raise.
         """
-        await asyncio.gather(*(_update(engine, weights, version) for engine in self._engines))
+        if not restart_turns:
+            await asyncio.gather(*(_update(engine, weights, version) for engine in self._engines))
+            return
+        self._updated.clear()
+        try:
+            self._to_restart.update(self._serving)
+            await asyncio.gather(
+                *(self._engines[index].abort(name) for name, index in list(self._serving.items()))
+            )
+            await asyncio.gather(*(_update(engine, weights, version) for engine in self._engines))
+        finally:
+            self._updated.set()
 
     async def close(self) -> None:
         """Close all engines; idempotent."""
         if self._closed:
             return
         self._closed = True
+        for task in self._added:
+            task.cancel()
         results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -146,18 +214,16 @@ class LLMProxy:
                 total[name] = total.get(name, 0.0) + value
         return total
 
-    def _route(self, episode_id: str) -> int:
-        index = self._home.get(episode_id) if episode_id else None
-        if index is None:
-            # Episodes between turns weigh on an engine too, else a burst of first turns lands on one.
-            homes = [0] * len(self._engines)
-            if len(homes) > 1:
-                for home in self._home.values():
-                    homes[home] += 1
-            index = min(range(len(self._engines)), key=lambda i: (self._load[i], homes[i]))
-            if episode_id:
-                self._home[episode_id] = index
-        return index
+    async def _sample(self, index: int, request: GenerationRequest) -> Generation:
+        """One turn, sampled again where an update restarts it."""
+        while True:
+            if not self._updated.is_set():
+                await self._updated.wait()
+            generation = await self._engines[index].generate(request)
+            if generation.finish_reason != "abort" or request.request_id not in self._to_restart:
+                return generation
+            self._to_restart.discard(request.request_id)
+            self.restarted_tokens += len(generation.token_ids)
 
 
 def _missed(request: GenerationRequest) -> EpisodeTimeoutError:

@@ -1,16 +1,20 @@
 """Rollouts: environment slots, the sample buffer and the controller that the trainers talk to."""
 
-from agentenv.rollout.buffer import EpisodeTicket, SampleBuffer
+from agentenv.rollout.buffer import GroupFilter, SampleBuffer
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.controller import AsyncController
 from agentenv.rollout.env_manager import EnvManager
+from agentenv.rollout.group import EpisodeTicket
 from agentenv.rollout.ledger import Ledger, TaskLedger
+from agentenv.rollout.rewards import RewardFn
 
 __all__ = [
     "AsyncController",
     "EnvManager",
     "EpisodeTicket",
+    "GroupFilter",
     "Ledger",
+    "RewardFn",
     "RolloutConfig",
     "SampleBuffer",
     "TaskLedger",

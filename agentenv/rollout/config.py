@@ -159,6 +159,11 @@ class RolloutConfig:
                 f"RolloutConfig.filter_zero_variance is true with group_size {self.group_size}: every group would be "
                 "filtered; must be false, or group_size at least 2"
             )
+        if self.filter_zero_variance and self.partial_groups:
+            raise ValueError(
+                "RolloutConfig.filter_zero_variance is true with partial_groups: only full groups can be filtered; "
+                "one of the two must be false"
+            )
         if self.mode == "batch" and self.on_sync == "restart":
             raise ValueError(
                 "RolloutConfig.on_sync is 'restart' in mode 'batch', in which no turn is sampled during an update; "

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentenv.conversation import Tokenizer
 from agentenv.errors import RolloutError, UsageError
 from agentenv.inference.proxy import LLMProxy
+from agentenv.rollout.buffer import GroupFilter
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.ledger import Ledger, TaskLedger
 from agentenv.rollout.loop_thread import LoopRunner, LoopThread
+from agentenv.rollout.rewards import RewardFn
 from agentenv.rollout.scheduler import EpisodeScheduler
 from agentenv.rollout.workers import EnvFn
 from agentenv.trajectory import Trajectory
@@ -44,6 +46,10 @@ class AsyncController:
         config: sizes, limits and deadlines.
         seed: of the task order and of the sampling.
         task_seeds: a ledger, or what :class:`~agentenv.rollout.ledger.TaskLedger` takes.
+        reward_fn: computes the reward of an ended episode in place of the environment's, beside the episodes still
+            running; None: the environment's own rewards count.
+        keep_group: whether a finished group may be trained on (dynamic filtering); one that may not is discarded and
+            the next task takes its place.
         loop_factory: makes what runs the event loop; a thread of its own by default, a virtual clock in simulations.
 
     Raises:
@@ -59,6 +65,8 @@ class AsyncController:
         *,
         seed: int = 0,
         task_seeds: Iterable[int] | Ledger | None = None,
+        reward_fn: RewardFn | None = None,
+        keep_group: GroupFilter | None = None,
         loop_factory: Callable[[], LoopRunner] = lambda: LoopThread("agentenv-rollout"),
     ) -> None:
         if proxy.max_length is not None and config.max_tokens_per_episode > proxy.max_length:
@@ -69,7 +77,20 @@ class AsyncController:
         self.config = config
         self._proxy = proxy
         ledger = task_seeds if isinstance(task_seeds, Ledger) else TaskLedger(task_seeds, seed=seed)
-        self._scheduler = EpisodeScheduler(env_fn, proxy, tokenizer, config, seed=seed, ledger=ledger)
+        if keep_group is not None and config.partial_groups:
+            raise UsageError(
+                "keep_group needs full groups: RolloutConfig.partial_groups is true, must be false"
+            )
+        self._scheduler = EpisodeScheduler(
+            env_fn,
+            proxy,
+            tokenizer,
+            config,
+            seed=seed,
+            ledger=ledger,
+            reward_fn=reward_fn,
+            keep_group=keep_group,
+        )
         self._lock = threading.Lock()
         self._loop_factory = loop_factory
         self._thread: LoopRunner | None = None
@@ -103,6 +124,22 @@ class AsyncController:
             UsageError: the weights do not fit.
         """
         self._loop().call(self._scheduler.sync_weights(weights, version))
+
+    def suspend(self) -> None:
+        """Start no episode and sample no token until :meth:`resume`; :meth:`sync_weights` needs no such call.
+
+        Raises:
+            RolloutError: the engines did not pause within ``sync_timeout_s``.
+        """
+        self._loop().call(self._scheduler.suspend())
+
+    def resume(self) -> None:
+        """Go on after :meth:`suspend`.
+
+        Raises:
+            RolloutError: the engines did not go on within ``sync_timeout_s``.
+        """
+        self._loop().call(self._scheduler.resume())
 
     def evaluate(
         self,

@@ -4,7 +4,7 @@ Invariants:
 
 * An episode ends as a trajectory, as :class:`EpisodeFailedError`, or by cancellation; nothing else comes out.
 * Each stage has an absolute deadline: that of the stage or of the episode, whichever is nearer.
-* After a failure the environment is not used again: the slot gets a new one.
+* After a failure the environment is not used again: the slot gets a new one. A failed reset is tried again in one.
 * Reaching the turn or token limit is a truncation, which is a sample; a failure never is.
 """
 
@@ -21,8 +21,9 @@ from agentenv.conversation import Conversation, Tokenizer, end_of_turn_ids
 from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, UsageError
 from agentenv.inference.protocol import GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
+from agentenv.rollout.barrier import TurnBarrier
 from agentenv.rollout.config import RolloutConfig
-from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.workers import EnvFn, EnvWorker, make_worker, worker_kind
 from agentenv.trajectory import Trajectory
 
@@ -35,6 +36,11 @@ _DEFAULT_MAX_TURNS = 50
 class _Episode:
     """State of the episode being played."""
 
+    episode_id: str
+    group_id: str
+    task_seed: int
+    sampling_seed: int
+    deadline: float
     conversation: Conversation
     stage: str = "reset"
     turns: int = 0
@@ -43,9 +49,8 @@ class _Episode:
     seconds: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "generate": 0.0, "step": 0.0})
 
     @property
-    def action_tokens(self) -> int:
-        segments = [*self.conversation.earlier_segments, self.conversation.segment]
-        return sum(sum(segment.action_mask) for segment in segments)
+    def request_id(self) -> str:
+        return f"{self.episode_id}/{self.turns}"
 
 
 class EnvManager:
@@ -58,6 +63,8 @@ class EnvManager:
         tokenizer: with a chat template.
         config: limits and deadlines.
         sampling: of every turn; ``max_tokens`` is cut to what the episode has left. None: the config's.
+        policy: what is tried again and what is replaced; None: one of its own.
+        barrier: of batch rollout, shared by the slots; None: the episode waits for no other.
     """
 
     def __init__(
@@ -69,6 +76,8 @@ class EnvManager:
         config: RolloutConfig,
         *,
         sampling: SamplingParams | None = None,
+        policy: FailurePolicy | None = None,
+        barrier: TurnBarrier | None = None,
     ) -> None:
         self.name = name
         self._env_fn = env_fn
@@ -77,12 +86,23 @@ class EnvManager:
         self._config = config
         self._sampling = sampling or config.sampling()
         self._stop_ids = tuple(dict.fromkeys((*self._sampling.stop_token_ids, *end_of_turn_ids(tokenizer))))
-        self._workers = 0
+        self._turn_sampling = self._sampling_with(self._sampling.max_tokens)
+        self._policy = policy or FailurePolicy(config)
+        self._barrier = barrier
         self._kind = worker_kind(env_fn, config.worker)
+        self.workers_made = 0
+        """Workers of the slot so far, the present one included; all but the first replaced one that failed."""
         self._worker = self._new_worker()
         self._left: list[EnvWorker] = []
-        self.wasted_tokens = 0
-        """Tokens sampled in episodes that gave no sample."""
+        self._episode: _Episode | None = None
+
+    @property
+    def action_tokens(self) -> int:
+        """Tokens that the policy sampled in the present or last episode, those of an aborted turn included."""
+        if self._episode is None:
+            return 0
+        conversation = self._episode.conversation
+        return sum(sum(part.action_mask) for part in [*conversation.earlier_segments, conversation.segment])
 
     async def run_episode(
         self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int
@@ -99,31 +119,31 @@ class EnvManager:
         Raises:
             EpisodeFailedError: no sample; the slot is usable again.
             UsageError: the environment cannot be made: bad input by the user.
-            asyncio.CancelledError: as cancelled; the slot is usable again.
+            asyncio.CancelledError: as cancelled; the slot is usable again after :meth:`settle`.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        deadline = started + self._config.episode_timeout_s
         conversation = Conversation(
             self._tokenizer, stop_token_ids=self._stop_ids, history=self._config.history
         )
-        episode = _Episode(conversation)
+        deadline = started + self._config.episode_timeout_s
+        episode = _Episode(episode_id, group_id, task_seed, sampling_seed, deadline, conversation)
+        self._episode = episode
+        if self._barrier is not None:
+            self._barrier.join()
         try:
-            terminated, truncated, end_reason = await self._play(
-                episode, episode_id, task_seed, sampling_seed, deadline
-            )
-        except asyncio.CancelledError:
-            self.wasted_tokens += episode.action_tokens
-            raise
+            await self._reset(episode)
+            terminated, truncated, end_reason = await self._play(episode)
         except UsageError:
             self._rebuild()
             raise
         except AgentEnvError as error:
-            self.wasted_tokens += episode.action_tokens
-            if episode.stage != "generate":
+            if self._policy.replaces_environment(episode.stage):
                 self._rebuild()
-            raise EpisodeFailedError(episode.stage, error, action_tokens=episode.action_tokens) from error
+            raise EpisodeFailedError(episode.stage, error) from error
         finally:
+            if self._barrier is not None:
+                self._barrier.leave()
             await self._proxy.release(episode_id)
         segment = conversation.segment
         info = episode.info
@@ -151,6 +171,17 @@ class EnvManager:
             earlier_segments=conversation.earlier_segments,
         )
 
+    async def abort_turn(self) -> bool:
+        """Have the turn that is being sampled return its partial tokens; its episode then fails.
+
+        Returns:
+            whether a turn was being sampled.
+        """
+        if self._episode is None or self._episode.stage != "generate":
+            return False
+        await self._proxy.abort(self._episode.request_id)
+        return True
+
     async def settle(self) -> None:
         """After a cancelled episode: wait until its environment call is over, or give the environment up."""
         try:
@@ -160,97 +191,135 @@ class EnvManager:
             self._rebuild()
 
     def end(self) -> None:
-        """Have the environment closed as soon as its thread is free; does not wait."""
+        """Have the environment closed as soon as its worker is free; does not wait."""
         self._worker.end()
 
     async def join(self, deadline: float) -> list[str]:
-        """Wait until the slot's threads have ended; returns the names of those that have not by the deadline."""
+        """Wait until the slot's workers have ended; returns the names of those that have not by the deadline."""
         workers = [*self._left, self._worker]
         joined = await asyncio.gather(*(worker.join(deadline) for worker in workers))
         return [worker.name for worker, ended in zip(workers, joined, strict=True) if not ended]
 
-    async def _play(
-        self, episode: _Episode, episode_id: str, task_seed: int, sampling_seed: int, deadline: float
-    ) -> tuple[bool, bool, str]:
-        """Play to the end; returns terminated, truncated and the end's reason."""
-        config, conversation, loop = self._config, episode.conversation, asyncio.get_running_loop()
-
-        def until(stage: str, timeout_s: float) -> float:
-            episode.stage = stage
-            return min(loop.time() + timeout_s, deadline)
-
+    async def _reset(self, episode: _Episode) -> None:
+        """Reset, again after a pause where it fails, and begin the conversation."""
+        loop = asyncio.get_running_loop()
         before = loop.time()
-        observation, info = await self._worker.reset(task_seed, until("reset", config.reset_timeout_s))
+        attempt = 0
+        while True:
+            try:
+                observation, info = await self._worker.reset(
+                    episode.task_seed, min(loop.time() + self._config.reset_timeout_s, episode.deadline)
+                )
+                break
+            except AgentEnvError as error:
+                pause_s = self._policy.reset_pause_s(attempt, error)
+                if pause_s is None or loop.time() + pause_s >= episode.deadline:
+                    raise
+                logger.info("%s: reset of task seed %d failed: %s", self.name, episode.task_seed, error)
+                self._rebuild()
+                await asyncio.sleep(pause_s)
+                attempt += 1
         episode.seconds["reset"] = loop.time() - before
         episode.info.update(_json_able(info))
-        max_turns = config.max_turns or self._worker.max_turns or _DEFAULT_MAX_TURNS
-        system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
-        conversation.start([*system, {"role": "user", "content": observation}])
-        if conversation.num_tokens >= config.max_tokens_per_episode:
+        system = self._config.system_prompt
+        opening = [{"role": "system", "content": system}] if system else []
+        episode.conversation.start([*opening, {"role": "user", "content": observation}])
+        if episode.conversation.num_tokens >= self._config.max_tokens_per_episode:
             raise EnvError(
-                f"the first prompt of task seed {task_seed} has {conversation.num_tokens} tokens, "
-                f"max_tokens_per_episode is {config.max_tokens_per_episode}"
+                f"the first prompt of task seed {episode.task_seed} has {episode.conversation.num_tokens} tokens, "
+                f"max_tokens_per_episode is {self._config.max_tokens_per_episode}"
             )
+
+    async def _play(self, episode: _Episode) -> tuple[bool, bool, str]:
+        """Generate and step to the end; returns terminated, truncated and the end's reason."""
+        config, conversation, time = self._config, episode.conversation, asyncio.get_running_loop().time
+        max_turns = config.max_turns or self._worker.max_turns or _DEFAULT_MAX_TURNS
         while True:
-            before = loop.time()
-            room = config.max_tokens_per_episode - conversation.num_tokens
-            request = GenerationRequest(
-                request_id=f"{episode_id}/{episode.turns}",
-                prompt_ids=conversation.prompt_ids,
-                sampling=self._turn_sampling(room),
-                episode_id=episode_id,
-                deadline=until("generate", config.generate_timeout_s),
-                seed=_mix(sampling_seed, episode.turns),
-            )
-            generation = await self._proxy.generate(request)
-            episode.seconds["generate"] += loop.time() - before
-            action = conversation.add_action(
-                generation.token_ids, generation.logprobs, generation.policy_versions
-            )
-            if generation.finish_reason == "abort":
-                raise EnvError(f"turn {episode.turns} of episode {episode_id!r} was aborted from outside")
+            before = time()
+            episode.stage = "generate"
+            action = await self._generate(episode, min(before + config.generate_timeout_s, episode.deadline))
             episode.turns += 1
-            before = loop.time()
+            between = time()
+            episode.seconds["generate"] += between - before
+            await self._arrive(episode)
+            episode.stage = "step"
             observation, reward, terminated, truncated, info = await self._worker.step(
-                action, until("step", config.step_timeout_s)
+                action, min(time() + config.step_timeout_s, episode.deadline)
             )
-            episode.seconds["step"] += loop.time() - before
+            episode.seconds["step"] += time() - between
+            await self._arrive(episode)
             episode.rewards.append(reward)
-            episode.info.update(_json_able(info))
+            if info:
+                episode.info.update(_json_able(info))
             if terminated:
                 return True, truncated, "terminated"
             if truncated:
                 return False, True, "truncated"
             if episode.turns >= max_turns:
                 return False, True, "max_turns"
-            if (
-                conversation.num_tokens + conversation.delta_length(observation)
-                >= config.max_tokens_per_episode
-            ):
+            room = config.max_tokens_per_episode - conversation.num_tokens
+            if conversation.delta_length(observation) >= room:
                 return False, True, "max_tokens"
             conversation.add_observation(observation)
             if conversation.num_tokens >= config.max_tokens_per_episode:
                 # A fork encodes the episode's text anew, which may take more tokens than were sampled.
                 return False, True, "max_tokens"
-            if loop.time() >= deadline:
-                raise EpisodeTimeoutError(
-                    "episode", f"episode {episode_id!r} ran past {config.episode_timeout_s} s"
-                )
+            if time() >= episode.deadline:
+                raise self._ran_out(episode)
 
-    def _turn_sampling(self, room: int) -> SamplingParams:
+    async def _generate(self, episode: _Episode, deadline: float) -> str:
+        """One turn of the policy; returns its text."""
+        conversation = episode.conversation
+        room = self._config.max_tokens_per_episode - conversation.num_tokens
+        sampling = (
+            self._turn_sampling if room >= self._turn_sampling.max_tokens else self._sampling_with(room)
+        )
+        generation = await self._proxy.generate(
+            GenerationRequest(
+                request_id=episode.request_id,
+                prompt_ids=conversation.prompt_ids,
+                sampling=sampling,
+                episode_id=episode.episode_id,
+                affinity="" if self._config.prompt_replication else episode.group_id,
+                deadline=deadline,
+                seed=_mix(episode.sampling_seed, episode.turns),
+            )
+        )
+        action = conversation.add_action(
+            generation.token_ids, generation.logprobs, generation.policy_versions
+        )
+        if generation.finish_reason == "abort":
+            raise EnvError(f"turn {episode.turns} of episode {episode.episode_id!r} was aborted from outside")
+        return action
+
+    async def _arrive(self, episode: _Episode) -> None:
+        if self._barrier is None:
+            return
+        try:
+            async with asyncio.timeout_at(episode.deadline):
+                await self._barrier.arrive()
+        except TimeoutError as error:
+            raise self._ran_out(episode) from error
+
+    def _ran_out(self, episode: _Episode) -> EpisodeTimeoutError:
+        return EpisodeTimeoutError(
+            "episode", f"episode {episode.episode_id!r} ran past {self._config.episode_timeout_s} s"
+        )
+
+    def _sampling_with(self, max_tokens: int) -> SamplingParams:
         sampling = self._sampling
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             repetition_penalty=sampling.repetition_penalty,
-            max_tokens=min(sampling.max_tokens, room),
+            max_tokens=max_tokens,
             stop_token_ids=self._stop_ids,
         )
 
     def _new_worker(self) -> EnvWorker:
-        self._workers += 1
-        return make_worker(self._kind, self._env_fn, f"agentenv-{self.name}-{self._workers}")
+        self.workers_made += 1
+        return make_worker(self._kind, self._env_fn, f"agentenv-{self.name}-{self.workers_made}")
 
     def _rebuild(self) -> None:
         self._worker.end()

@@ -17,6 +17,7 @@ from agentenv.errors import RolloutError, UsageError
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.rewards import RewardPool
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ async def evaluate(
     proxy: LLMProxy,
     seeds: Sequence[int],
     *,
+    rewards: RewardPool | None,
     name: str,
     sampling_seed: int,
     shutdown_timeout_s: float,
@@ -38,6 +40,7 @@ async def evaluate(
         managers: the slots; they are closed here.
         proxy: told apart from an episode's failure when an engine is dead.
         seeds: of the tasks.
+        rewards: computes rewards apart from the environments; None: the environments' own.
         name: prefix of episode ids, unique among evaluations.
         sampling_seed: episodes of one seed and one sampling seed sample alike.
         shutdown_timeout_s: longest wait for environments to close.
@@ -62,6 +65,8 @@ async def evaluate(
                     sampling_seed=sampling_seed * 1_000_003 + seed,
                     start_version=version,
                 )
+                if rewards is not None:
+                    trajectory = await rewards.reward(trajectory)
             except EpisodeFailedError as failure:
                 if proxy.error is not None:
                     raise RolloutError(f"an inference engine died: {proxy.error!r}") from proxy.error

@@ -1,8 +1,9 @@
-"""Failed episodes: how a failure is named, and when failures stop the run.
+"""Failed episodes: how a failure is named, what is tried again, what is replaced, and when failures stop the run.
 
 Invariants:
 
 * A failed episode is data: it is counted under a reason and never becomes a reward.
+* Only a reset is tried again within an episode; an environment that failed is used no more.
 * Only the share of failures in a window of episodes stops a run, with a message that names the dominant reason and an
   example of it.
 """
@@ -11,24 +12,25 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from agentenv.errors import EnvError, EpisodeTimeoutError
+from agentenv.errors import EnvError, EpisodeTimeoutError, UsageError
 from agentenv.rollout.config import RolloutConfig
+
+_SLOT_PAUSE_S = 0.01
+_LONGEST_SLOT_PAUSE_S = 5.0
 
 
 class EpisodeFailedError(Exception):
     """One episode ended without a sample; internal to the rollout.
 
     Args:
-        stage: reset, step, generate, episode.
+        stage: reset, generate, step, reward, episode.
         cause: what happened.
-        action_tokens: tokens sampled in vain.
     """
 
-    def __init__(self, stage: str, cause: Exception, *, action_tokens: int = 0) -> None:
+    def __init__(self, stage: str, cause: Exception) -> None:
         super().__init__(f"{stage}: {cause}")
         self.stage = stage
         self.cause = cause
-        self.action_tokens = action_tokens
 
     @property
     def reason(self) -> str:
@@ -36,22 +38,42 @@ class EpisodeFailedError(Exception):
         if isinstance(self.cause, EpisodeTimeoutError):
             return f"{self.cause.stage}_timeout"
         # What an environment raised tells more than the EnvError that the worker put around it.
-        wrapped = type(self.cause) is EnvError and self.cause.__cause__
-        origin = self.cause.__cause__ if wrapped else self.cause
-        return f"{self.stage}_{type(origin).__name__}"
+        origin = self.cause.origin if isinstance(self.cause, EnvError) else None
+        return f"{self.stage}_{origin or type(self.cause).__name__}"
 
 
 class FailurePolicy:
-    """Decides when failed episodes stop the run.
+    """Retry, replace, or give up.
 
     Args:
-        config: ``max_failure_rate`` and ``failure_window``.
+        config: ``reset_retries``, ``reset_backoff_s``, ``max_failure_rate`` and ``failure_window``.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
+        self._reset_retries = config.reset_retries
+        self._reset_backoff_s = config.reset_backoff_s
         self._limit = config.max_failure_rate
         self._outcomes: deque[tuple[str, str] | None] = deque(maxlen=config.failure_window)
         self._least = max(1, config.failure_window // 4)
+
+    def reset_pause_s(self, attempt: int, error: Exception) -> float | None:
+        """How long to wait before a failed reset is tried again in a new environment; None: it is not.
+
+        Args:
+            attempt: how many resets of the episode failed before this one.
+            error: what it failed with; bad input (UsageError) does not get better.
+        """
+        if attempt >= self._reset_retries or isinstance(error, UsageError):
+            return None
+        return self._reset_backoff_s * 2.0**attempt
+
+    def replaces_environment(self, stage: str) -> bool:
+        """Whether a failure in that stage ends the environment; a failure of the engine or of a reward does not."""
+        return stage not in ("generate", "reward")
+
+    def slot_pause_s(self, failures: int) -> float:
+        """How long a slot rests after so many failures in a row: it must not turn into a busy loop."""
+        return min(_SLOT_PAUSE_S * 2.0 ** min(failures, 16), _LONGEST_SLOT_PAUSE_S) if failures else 0.0
 
     @property
     def rate(self) -> float:

@@ -1,87 +1,148 @@
-"""Numbers about the rollouts between two batches.
+"""Numbers about the rollouts between two batches; ``docs/metrics.md`` says what each is and what bad looks like.
 
-Name (unit): how it is computed. What bad looks like.
+Invariants:
 
-* ``staleness_mean``, ``staleness_max`` (versions): step - start_version over the batch. Near alpha: the trainer waits
-  for slow tasks.
-* ``episodes_per_s`` (1/s): episodes that ended well since the last batch, over the time since then. Below batch size
-  over step time: rollouts are the bottleneck.
-* ``sampled_tokens_per_s`` (1/s): action tokens of those episodes, over the same time.
-* ``batch_wait_s`` (s): time inside ``get_batch``. Most of a step: rollouts are the bottleneck.
-* ``sync_s`` (s): time inside ``sync_weights``.
-* ``reset_s``, ``generate_s``, ``step_s`` (s): mean per episode of the batch and stage. step_s far above generate_s: the
-  environment is the bottleneck.
-* ``episode_s`` (s): mean duration of the batch's episodes.
-* ``offered_episode_s`` (s): mean duration of all episodes that ended well since the last batch. Far above
-  ``episode_s`` for many steps: slow tasks are left out.
-* ``failure_rate`` (share): failures in the last ``failure_window`` episodes. Rising: an environment or its sandbox
-  is ill.
-* ``wasted_tokens`` (tokens): sampled in episodes without a sample, since the start.
-* ``discarded``, ``discarded/REASON`` (episodes): since the start. Many stale: alpha is too small for the slowest tasks.
-* ``buffered``, ``running`` (episodes): now.
+* Shares and means over time are weighted by time: what held for longer counts for more.
+* Durations of cancelled episodes count as far as they had come, so ``offered_episode_s`` is a lower bound.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from agentenv.rollout.buffer import SampleBuffer
+from agentenv.rollout.config import RolloutConfig
 from agentenv.trajectory import Trajectory
 
-_STAGES = ("reset", "generate", "step")
+_STAGES = ("reset", "generate", "step", "reward")
 
 
 class StepMetrics:
     """Gathers between two batches.
 
     Args:
-        now: the loop's time in seconds.
+        config: sizes that shares are taken of.
+        num_engines: behind the proxy.
     """
 
-    def __init__(self, now: float) -> None:
-        self._since = now
+    def __init__(self, config: RolloutConfig, *, num_engines: int) -> None:
+        self._num_envs = config.num_envs
+        self._max_outstanding = config.max_outstanding
+        self._num_engines = num_engines
+        self._last: dict[str, float] = {}
+        self._group_starts: dict[str, float] = {}
+        self._playing = 0
+        self._buffered = 0
+        self.begin(0.0, 0.0)
+
+    def begin(self, now: float, engines_busy_s: float) -> None:
+        """Gather anew.
+
+        Args:
+            now: the loop's time in seconds.
+            engines_busy_s: see :meth:`LLMProxy.busy_s`.
+        """
+        self._since = self._observed = now
+        self._engines_busy_s = engines_busy_s
         self._episodes = 0
         self._tokens = 0
-        self._duration_s = 0.0
+        self._accepted_s: list[float] = []
+        self._offered_s = 0.0
+        self._offered = 0
+        self._group_s: list[float] = []
+        self._playing_s = 0.0
+        self._buffered_s = 0.0
         self.sync_s = 0.0
-        self._last: dict[str, float] = {}
+
+    def observe(self, now: float, *, playing: int, buffered: int) -> None:
+        """From now on so many slots play, and so many finished episodes wait."""
+        self._playing_s += self._playing * (now - self._observed)
+        self._buffered_s += self._buffered * (now - self._observed)
+        self._observed, self._playing, self._buffered = now, playing, buffered
+
+    def group_started(self, group_id: str, now: float) -> None:
+        """An episode of the group starts."""
+        self._group_starts.setdefault(group_id, now)
+
+    def group_ended(self, group_id: str, now: float) -> None:
+        """The group is complete, or gone."""
+        started = self._group_starts.pop(group_id, None)
+        if started is not None:
+            self._group_s.append(now - started)
 
     def ended(self, trajectory: Trajectory) -> None:
         """An episode ended well."""
         self._episodes += 1
         self._tokens += trajectory.num_action_tokens
-        self._duration_s += trajectory.duration_s
+        self._offered += 1
+        self._offered_s += trajectory.duration_s
 
-    def close(self, batch: Sequence[Trajectory], *, step: int, now: float, waited_s: float) -> None:
+    def cut_short(self, duration_s: float) -> None:
+        """An episode was cancelled for being stale or surplus."""
+        self._offered += 1
+        self._offered_s += duration_s
+
+    def close(
+        self,
+        batch: Sequence[Trajectory],
+        buffer: SampleBuffer,
+        *,
+        step: int,
+        now: float,
+        waited_s: float,
+        engines_busy_s: float,
+    ) -> None:
         """A batch was consumed: compute the numbers and begin anew."""
         elapsed = max(now - self._since, 1e-9)
-        staleness = [step - trajectory.start_version for trajectory in batch]
+        self.observe(now, playing=self._playing, buffered=self._buffered)
+        staleness = Counter(step - trajectory.start_version for trajectory in batch)
+        accepted_s = _mean([trajectory.duration_s for trajectory in batch])
+        offered_s = self._offered_s / self._offered if self._offered else 0.0
+        busy_s = engines_busy_s - self._engines_busy_s
         self._last = {
-            "staleness_mean": _mean(staleness),
+            "staleness_mean": _mean(list(staleness.elements())),
             "staleness_max": float(max(staleness, default=0)),
+            **{f"staleness/{age}": float(number) for age, number in sorted(staleness.items())},
             "episodes_per_s": self._episodes / elapsed,
             "sampled_tokens_per_s": self._tokens / elapsed,
             "batch_wait_s": waited_s,
             "sync_s": self.sync_s,
-            "episode_s": _mean([trajectory.duration_s for trajectory in batch]),
-            "offered_episode_s": self._duration_s / self._episodes if self._episodes else 0.0,
+            "episode_s": accepted_s,
+            "offered_episode_s": offered_s,
+            "first_finisher_bias": accepted_s / offered_s if offered_s else 1.0,
+            "group_s": _mean(self._group_s),
+            "engine_idle_share": max(0.0, 1.0 - busy_s / (elapsed * self._num_engines)),
+            "slot_idle_share": max(0.0, 1.0 - self._playing_s / (elapsed * self._num_envs)),
+            "buffer_occupancy": self._buffered_s / (elapsed * self._max_outstanding),
         }
         for stage in _STAGES:
             seconds = [trajectory.info.get("timing_s", {}).get(stage, 0.0) for trajectory in batch]
             self._last[f"{stage}_s"] = _mean(seconds)
-        self._since, self._episodes, self._tokens, self._duration_s, self.sync_s = now, 0, 0, 0.0, 0.0
+        self._last["environment_wait_s"] = self._last["reset_s"] + self._last["step_s"]
+        self._group_starts = {
+            group_id: started
+            for group_id, started in self._group_starts.items()
+            if not buffer.is_ready(group_id)
+        }
+        self.begin(now, engines_busy_s)
 
-    def report(self, counts: dict[str, Any], *, failure_rate: float, wasted_tokens: int) -> dict[str, float]:
+    def report(
+        self, buffer: SampleBuffer, *, failure_rate: float, workers_replaced: int, restarted_tokens: int
+    ) -> dict[str, float]:
         """The last batch's numbers with the present counts."""
-        discarded: dict[str, int] = counts["discarded"]
+        discarded, tokens = buffer.discarded, buffer.discarded_tokens
         return {
             **self._last,
             "failure_rate": failure_rate,
-            "wasted_tokens": float(wasted_tokens),
-            "buffered": float(counts["buffered"]),
-            "running": float(counts["running"]),
+            "workers_replaced": float(workers_replaced),
+            "wasted_tokens": float(sum(tokens.values()) + restarted_tokens),
+            "restarted_tokens": float(restarted_tokens),
+            "buffered": float(buffer.buffered),
+            "running": float(buffer.running),
             "discarded": float(sum(discarded.values())),
             **{f"discarded/{reason}": float(number) for reason, number in sorted(discarded.items())},
+            **{f"discarded_tokens/{reason}": float(number) for reason, number in sorted(tokens.items())},
         }
 
 

@@ -65,7 +65,8 @@ class InlineWorker:
             try:
                 env = self._env = self._env_fn()
             except (Exception, SystemExit) as error:
-                raise making_failed(error) from error.__cause__
+                failure = making_failed(error)
+                raise failure from failure.__cause__
         try:
             result: Any = env.reset(seed=seed)
             if inspect.isawaitable(result):
@@ -73,7 +74,8 @@ class InlineWorker:
         except EpisodeTimeoutError:
             raise
         except (Exception, SystemExit) as error:
-            raise call_failed(env, "reset", error) from error
+            failure = call_failed(env, "reset", error)
+            raise failure from failure.__cause__
         return checked_reset(env, result)
 
     async def step(self, action: str, deadline: float) -> StepResult:
@@ -88,7 +90,8 @@ class InlineWorker:
         except EpisodeTimeoutError:
             raise
         except (Exception, SystemExit) as error:
-            raise call_failed(env, "step", error) from error
+            failure = call_failed(env, "step", error)
+            raise failure from failure.__cause__
         return checked_step(env, result)
 
     async def settle(self) -> None:
@@ -103,7 +106,7 @@ class InlineWorker:
         if env is None:
             return
         try:
-            closing = cast("Awaitable[None] | None", env.close())  # type: ignore[func-returns-value]
+            closing = cast("Awaitable[None] | None", env.close())
         except Exception:
             logger.exception("%s: closing the environment failed", self.name)
             return

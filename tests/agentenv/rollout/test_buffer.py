@@ -81,10 +81,10 @@ def test_random_schedules_keep_the_account_freshness_and_bound(
         assert buffer.outstanding <= (1.0 + alpha) * 8
         assert buffer.running == len(running)
         if chance.random() < 0.3:
-            for stale in buffer.stale_running(step):
-                running.remove(stale)
-                buffer.discard(stale, "stale")
             batch = buffer.take(step)
+            for stale in buffer.to_cancel():
+                running.remove(stale)
+                buffer.discard(stale, "cancelled")
             if batch is not None:
                 assert all(trajectory.start_version >= step - alpha for trajectory in batch)
                 assert 0 < len(batch) <= 8
@@ -142,9 +142,10 @@ def test_abort_takes_what_is_there_and_tries_the_stale_task_again() -> None:
     assert buffer.take(0) is not None
     _finish(buffer, [first[2], *_start_all(buffer, version=1, step=1)])
     assert buffer.take(1) is not None
-    (stale,) = buffer.stale_running(2)
-    assert stale == first[3]
-    buffer.discard(stale, "stale")
+    (stale,) = buffer.to_cancel()
+    assert stale == first[3] and buffer.is_doomed(stale)
+    buffer.discard(stale, "cancelled", tokens=7)
+    assert (buffer.discarded, buffer.discarded_tokens) == ({"stale": 1}, {"stale": 7})
     again = buffer.next_episode(version=2, next_step=2)
     assert again is not None and again.task_seed == stale.task_seed and again.start_version == 2
     assert again.episode_id != stale.episode_id
