@@ -1,4 +1,4 @@
-"""The console script `agentenv`: `list`, `info`, and the commands that packages bring along.
+"""The console script `agentenv`: `list`, `info`, `simulate`, and the commands that packages bring along.
 
 A package adds commands by an entry point in the group `agentenv.commands`, name = "module:function", where
 `function(subparsers)` adds argparse parsers, each with `set_defaults(run=callable(args) -> exit code)`.
@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import agentenv
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        parser = _parser(with_plugins=arguments[:1] not in (["list"], ["info"]))
+        parser = _parser(with_plugins=arguments[:1] not in (["list"], ["info"], ["simulate"]))
         args = parser.parse_args(arguments)
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
@@ -73,6 +74,15 @@ def _parser(*, with_plugins: bool) -> argparse.ArgumentParser:
     info.add_argument("id", help="such as SWE-v0")
     info.add_argument("--json", action="store_true", help="a JSON object")
     info.set_defaults(run=_info)
+
+    simulate = subparsers.add_parser("simulate", help="reproduce a figure of ROLL Flash in virtual time")
+    simulate.add_argument("name", metavar="NAME", help="fig7, fig8, fig9, fig10, async or theory")
+    simulate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, with the paper's numbers")
+    simulate.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    simulate.add_argument("--seeds", type=int, metavar="N", help="repetitions (default: the figure's own)")
+    simulate.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per CPU)")
+    simulate.set_defaults(run=_simulate)
 
     if with_plugins:
         for plugin in sorted(metadata.entry_points(group=_COMMAND_GROUP), key=lambda point: point.name):
@@ -108,6 +118,12 @@ def _info(args: argparse.Namespace) -> int:
     lines = [f"{name:<{width}}  {value}" for name, value in described.items()]
     _write("\n".join([*lines, "", description] if description else lines))
     return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from agentenv.simulation import commands
+
+    return commands.run(args)
 
 
 def _signature(creator: Callable[..., Any]) -> str:

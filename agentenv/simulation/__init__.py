@@ -1,0 +1,1 @@
+"""Rollouts in virtual time: the production classes over modelled engines and environments."""

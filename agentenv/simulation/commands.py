@@ -1,0 +1,131 @@
+"""``agentenv simulate NAME``: measure a figure, print it beside the paper's, and judge it by its bars.
+
+Invariants:
+
+* Bad input, a path that can't be written and a missing matplotlib are found before anything is simulated.
+* Only the result goes to stdout; progress goes to stderr.
+* A file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import MissingExtraError, UsageError
+from agentenv.report.bars import print_bars
+from agentenv.report.progress import Progress
+from agentenv.report.run_directory import write_json
+from agentenv.simulation import figures
+from agentenv.simulation.figure import Figure, Summary
+from agentenv.simulation.measuring import measure_all
+
+_PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate the figure ``args.name``.
+
+    Returns:
+        exit code: 1 where ``args.check`` is set and a bar is missed, else 0.
+
+    Raises:
+        UsageError: an unknown name, a number out of range or a path that can't be written.
+        MissingExtraError: a plot is asked for and matplotlib is missing.
+    """
+    figure = figures.load(args.name)
+    seeds = figure.seeds if args.seeds is None else args.seeds
+    jobs = (os.cpu_count() or 1) if args.jobs is None else args.jobs
+    for option, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value < 1:
+            raise UsageError(f"{option} is {value}, must be at least 1")
+    _check_writable("--json", args.json)
+    _check_writable("--plot", args.plot)
+    if args.plot is not None:
+        _check_can_plot(args.plot)
+    with Progress() as progress:
+        progress.stage(f"simulating {figure.name}", unit="run", total=seeds * len(figure.cases))
+        results = measure_all(figure, seeds=seeds, jobs=jobs, on_done=progress.update)
+    summary = figure.summarise(results)
+    if args.json is not None:
+        write_json(args.json, _as_dict(figure, seeds, summary))
+    if args.plot is not None:
+        _plot(figure, summary, args.plot)
+    _print(figure, seeds, summary)
+    held = print_bars(summary.bars)
+    return 1 if args.check and not held else 0
+
+
+def _as_dict(figure: Figure, seeds: int, summary: Summary) -> dict[str, Any]:
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "seeds": seeds,
+        "assumed": dict(figure.assumed),
+        "rows": summary.table.as_dicts(),
+        "notes": list(summary.notes),
+        "curves": summary.curves,
+        "bars": [bar.as_dict() for bar in summary.bars],
+        "all_bars_hold": all(bar.holds for bar in summary.bars),
+    }
+
+
+def _print(figure: Figure, seeds: int, summary: Summary) -> None:
+    width = max(map(len, figure.assumed), default=0)
+    lines = [
+        f"{figure.name}: {figure.title}",
+        f"{seeds} seeds; ± is the 95 % interval of a mean over them",
+        "",
+    ]
+    lines += [str(summary.table), ""]
+    lines += [*summary.notes, ""] if summary.notes else []
+    lines += [
+        "Stated or assumed:",
+        *(f"  {name:<{width}}  {text}" for name, text in figure.assumed.items()),
+        "",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: no such directory: {path.parent}")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: can't be written: {error.strerror or error}") from error
+
+
+def _check_can_plot(path: Path) -> None:
+    if path.suffix.lower() not in _PLOT_SUFFIXES:
+        raise UsageError(f"--plot {path}: must end in one of {', '.join(_PLOT_SUFFIXES)}")
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot") from error
+
+
+def _plot(figure: Figure, summary: Summary, path: Path) -> None:
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(8.0, 4.5), layout="constrained")
+    figure.draw(summary, canvas)
+    canvas.suptitle(figure.title, fontsize=10)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    os.close(handle)
+    try:
+        canvas.savefig(name, dpi=150)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

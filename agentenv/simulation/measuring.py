@@ -1,0 +1,52 @@
+"""Measures all cases of a figure over all seeds, in worker processes.
+
+Invariants:
+
+* The result does not depend on the number of processes.
+* An interrupt, or an error in one measurement, ends all of them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+from collections.abc import Callable
+
+from agentenv.simulation import figures
+from agentenv.simulation.figure import Figure, Measurement, Measurements
+
+
+def measure_all(
+    figure: Figure, *, seeds: int, jobs: int, on_done: Callable[[int], None] = lambda done: None
+) -> Measurements:
+    """Every case with the seeds 0 to ``seeds`` - 1.
+
+    Args:
+        figure: what to measure.
+        seeds: at least 1.
+        jobs: processes; 1: all here.
+        on_done: called with the number of measurements done, as they end.
+    """
+    work = [(case, seed) for seed in range(seeds) for case in figure.cases]
+    measured: dict[tuple[str, int], Measurement] = {}
+    if jobs == 1 or len(work) == 1:
+        for case, seed in work:
+            measured[case, seed] = figure.measure(case, seed)
+            on_done(len(measured))
+    else:
+        # Spawned, not forked: the caller may have threads (a progress line).
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
+            try:
+                running = {pool.submit(_measure, figure.name, *item): item for item in work}
+                for future in concurrent.futures.as_completed(running):
+                    measured[running[future]] = future.result()
+                    on_done(len(measured))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return {case: [measured[case, seed] for seed in range(seeds)] for case in figure.cases}
+
+
+def _measure(name: str, case: str, seed: int) -> Measurement:
+    return figures.load(name).measure(case, seed)
