@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import logging
+import math
 import os
 import pickle
 import selectors
@@ -44,15 +46,14 @@ from agentenv.rollout.workers.contract import (
     env_name,
     making_failed,
 )
-from agentenv.rollout.workers.env_payload import Imports, preload
-from agentenv.rollout.workers.wire import decode, encode, error_to_wire
+from agentenv.rollout.workers.env_payload import EnvPayload, Imports, preload
+from agentenv.rollout.workers.wire import HEADER, decode, encode, error_to_wire
 
 logger = logging.getLogger(__name__)
 
 RECORD = struct.Struct("!q")
 """What the control socket carries: first the process id (or minus the error number of a failed fork), then the exit
 code, negative for a signal."""
-HEADER = struct.Struct("!I")
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 1.0
@@ -63,21 +64,24 @@ def main() -> None:
     """Run the fork server; its settings are the JSON in the first argument."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
     requests = socket.socket(fileno=settings["fd"])
-    os.set_inheritable(settings["fd"], False)
-    _die_with_parent(settings["parent"], signal.SIGTERM)
+    requests.set_inheritable(False)
+    _die_with(settings["parent"], signal.SIGTERM)
     if settings["preload"]:
-        arguments = sys.argv
         sys.argv = settings["argv"]
-        main_script = settings["main"] and tuple(settings["main"])
+        main_script = tuple(settings["main"]) if settings["main"] else None
         preload(Imports(tuple((name, file) for name, file in settings["modules"]), main_script))
         if _num_threads() > 1:
-            os.set_inheritable(settings["fd"], True)
-            settings["preload"] = False
-            os.execv(sys.executable, [sys.executable, "-c", settings["code"], json.dumps(settings)])
-        sys.argv = arguments
+            logger.warning(
+                "importing %s starts threads: it is imported anew for each environment", settings["modules"]
+            )
+            requests.set_inheritable(True)
+            restarted = json.dumps({**settings, "preload": False})
+            os.execv(sys.executable, [sys.executable, "-c", settings["code"], restarted])
     gc.collect()
     gc.freeze()
     ForkServer(requests, settings["parent"], settings["grace_s"]).run()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 class ForkServer:
@@ -96,6 +100,7 @@ class ForkServer:
         self._children: dict[int, socket.socket] = {}
         self._kill_at: dict[int, float] = {}
         self._serving = True
+        self._terminated = False
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
 
@@ -106,17 +111,22 @@ class ForkServer:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in _OWN_SIGNALS:
             signal.signal(number, _ignore)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop_serving())
+        signal.signal(signal.SIGTERM, self._on_terminate)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain)
         self._selector.register(self._requests, selectors.EVENT_READ, self._fork)
         while self._serving or self._children:
-            until = min(self._kill_at.values(), default=float("inf")) - time.monotonic()
+            until = min(self._kill_at.values(), default=math.inf) - time.monotonic()
             for key, _ in self._selector.select(max(0.0, min(until, _PARENT_CHECK_S))):
                 key.data()
-            if os.getppid() != self._parent:
+            if self._terminated or os.getppid() != self._parent:
                 self._stop_serving()
+                for pid in self._children:
+                    self._end(pid)
             self._kill_overdue()
             self._reap()
+
+    def _on_terminate(self, *_: object) -> None:
+        self._terminated = True
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -125,43 +135,40 @@ class ForkServer:
 
     def _fork(self) -> None:
         message, fds, _, _ = socket.recv_fds(self._requests, 1, 2)
-        if not message or len(fds) != 2:
+        if not message:
             self._stop_serving()
             return
         calls, control = (socket.socket(fileno=fd) for fd in fds)
+        # A SIGTERM must not meet a fork that still has the server's handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _OWN_SIGNALS)
         try:
-            try:
-                pid = os.fork()
-            except OSError as error:
-                _send_record(control, -(error.errno or 1))
-                control.close()
-                return
+            pid = os.fork()
             if pid == 0:
                 self._become_environment(calls, control)
+        except OSError as error:
+            _send_record(control, -(error.errno or 1))
+            control.close()
+            return
         finally:
             calls.close()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OWN_SIGNALS)
         self._children[pid] = control
         _send_record(control, pid)
-        if self._serving:
-            self._selector.register(control, selectors.EVENT_READ, lambda: self._end(pid))
-        else:
-            self._end(pid)
+        self._selector.register(control, selectors.EVENT_READ, functools.partial(self._end, pid))
 
     def _become_environment(self, calls: socket.socket, control: socket.socket) -> None:
         """In the fork; does not return."""
         code = 1
         try:
-            os.setsid()
             server = os.getppid()
+            os.setsid()
+            _die_with(server, signal.SIGKILL)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
             for inherited in (self._requests, self._wake, self._waker, control, *self._children.values()):
                 inherited.close()
-            _die_with_parent(server, signal.SIGKILL)
-            code = EnvironmentProcess(calls, server).run()
+            code = EnvironmentProcess(calls).run()
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:
@@ -170,13 +177,11 @@ class ForkServer:
             os._exit(code)
 
     def _end(self, pid: int) -> None:
-        """The control socket ended; it never carries anything else."""
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(self._children[pid])
+        """The control socket ended, which is all that ever comes from it."""
         if pid not in self._kill_at:
+            self._selector.unregister(self._children[pid])
             self._kill_at[pid] = time.monotonic() + self._grace_s
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
 
     def _kill_overdue(self) -> None:
         now = time.monotonic()
@@ -192,37 +197,29 @@ class ForkServer:
             # As long as it is not reaped, nobody else can have its id.
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
-            control = self._children.pop(pid, None)
-            self._kill_at.pop(pid, None)
-            if control is not None:
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(control)
-                _send_record(control, os.waitstatus_to_exitcode(status))
-                control.close()
+            control = self._children.pop(pid)
+            if self._kill_at.pop(pid, None) is None:
+                self._selector.unregister(control)
+            _send_record(control, os.waitstatus_to_exitcode(status))
+            control.close()
 
     def _stop_serving(self) -> None:
         if self._serving:
             self._serving = False
             self._selector.unregister(self._requests)
             self._requests.close()
-        if os.getppid() != self._parent:
-            for pid in list(self._children):
-                self._end(pid)
 
 
 class EnvironmentProcess:
     """One environment, answering the frames of a socket.
 
-    Args:
-        calls: the socket.
-        server: id of the fork server.
+    The first frame is a pickled ``Setting``, from the rollout; the others are calls.
     """
 
-    def __init__(self, calls: socket.socket, server: int) -> None:
+    def __init__(self, calls: socket.socket) -> None:
         self._calls = calls
         self._reader = calls.makefile("rb")
-        self._server = server
-        self._env_fn: Any = None
+        self._payload: EnvPayload
         self._env: TextEnv | None = None
         self._closing = False
 
@@ -236,16 +233,13 @@ class EnvironmentProcess:
                 self._answer_all()
             finally:
                 self._closing = True
-        except _Terminated:
+        except (_Terminated, OSError):  # OSError: the other side is gone
             pass
-        except OSError:
-            pass  # the other side is gone
         if self._env is not None:
             try:
                 self._env.close()
-            except BaseException:
+            except Exception:
                 logger.exception("%s: closing the environment failed", os.environ.get("AGENTENV_WORKER"))
-                return 1
         return 0
 
     def _on_terminate(self, *_: object) -> None:
@@ -257,20 +251,102 @@ class EnvironmentProcess:
         first = self._next_frame()
         if first is None:
             return
-        failed = _set_up(first)
+        self._payload = _set_up(*pickle.loads(first))
         while (payload := self._next_frame()) is not None:
             try:
-                reply = encode(["ok", *self._answer(*decode(payload))])
+                kind, argument = decode(payload)
+                answer = self._reset(argument) if kind == "reset" else self._step(argument)
+                reply = encode(["ok", *answer])
             except AgentEnvError as error:
-                reply = _encode_error(error)
-            except Exception as error:
-                reply = _encode_error(EnvError(f"the environment's process failed: {error!r}"))
+                reply = encode(["error", *error_to_wire(error), _traceback(error)])
             self._calls.sendall(reply)
+
+    def _reset(self, seed: int) -> tuple[Any, ...]:
+        env = self._env
+        if env is None:
+            try:
+                env = self._env = self._payload.load()()
+            except _Terminated:
+                raise
+            except BaseException as error:
+                raise making_failed(error) from error.__cause__
+        try:
+            result = env.reset(seed=seed)
+        except _Terminated:
+            raise
+        except BaseException as error:
+            raise call_failed(env, "reset", error) from error
+        return *checked_reset(env, result), env_name(env), advised_turns(env)
+
+    def _step(self, action: str) -> tuple[Any, ...]:
+        env = self._env
+        if env is None:
+            raise EnvError("step before reset")
+        try:
+            result = env.step(action)
+        except _Terminated:
+            raise
+        except BaseException as error:
+            raise call_failed(env, "step", error) from error
+        return checked_step(env, result)
 
     def _next_frame(self) -> bytes | None:
         header = self._reader.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
         (size,) = HEADER.unpack(header)
-        payload = self._reader.read(size)
-        return payload if len(payload) == size else None
+        return self._reader.read(size)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came: out of whatever the environment is doing, to its close."""
+
+
+def _set_up(
+    name: str, environment: dict[str, str], directory: str, path: list[str], payload: EnvPayload
+) -> EnvPayload:
+    """Make the fork look like a new process of the rollout's."""
+    os.environ.clear()
+    os.environ.update(environment)
+    # An environment shares the machine with many others.
+    os.environ.update(AGENTENV_WORKER=name, OMP_NUM_THREADS="1")
+    sys.path[:] = path
+    with contextlib.suppress(OSError):
+        os.chdir(directory)
+    if "numpy" in sys.modules:
+        # All forks have the server's random state.
+        sys.modules["numpy"].random.seed()
+    return payload
+
+
+def _die_with(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send a signal when the parent ends; where it can't, the parent looks after that itself."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _num_threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _send_record(control: socket.socket, value: int) -> None:
+    with contextlib.suppress(OSError):
+        control.send(RECORD.pack(value))
+
+
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _ignore(*_: object) -> None:
+    """A handler, because programs that the environment starts would inherit SIG_IGN."""

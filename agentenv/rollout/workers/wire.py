@@ -19,7 +19,8 @@ from agentenv.errors import AgentEnvError, EnvError
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-_HEADER = struct.Struct("!I")
+HEADER = struct.Struct("!I")
+"""The length of the payload that follows."""
 
 
 def encode(message: list[Any]) -> bytes:
@@ -37,7 +38,12 @@ def encode(message: list[Any]) -> bytes:
             f"a message of {len(payload):,} bytes is too long for an environment's process; "
             f"at most {MAX_FRAME_BYTES:,} are allowed"
         )
-    return _HEADER.pack(len(payload)) + payload
+    return framed(payload)
+
+
+def framed(payload: bytes) -> bytes:
+    """The payload with its header."""
+    return HEADER.pack(len(payload)) + payload
 
 
 def decode(payload: bytes) -> list[Any]:
@@ -69,18 +75,18 @@ class FrameReader:
         """
         buffer = self._buffer
         buffer += data
-        if len(buffer) < _HEADER.size:
+        if len(buffer) < HEADER.size:
             return None
-        (size,) = _HEADER.unpack_from(buffer)
+        (size,) = HEADER.unpack_from(buffer)
         if size > MAX_FRAME_BYTES:
             raise EnvError(
                 f"an environment's process announced a message of {size:,} bytes; at most {MAX_FRAME_BYTES:,} are "
                 "allowed"
             )
-        end = _HEADER.size + size
+        end = HEADER.size + size
         if len(buffer) < end:
             return None
-        payload = bytes(buffer[_HEADER.size : end])
+        payload = bytes(buffer[HEADER.size : end])
         del buffer[:end]
         return payload
 
@@ -102,7 +108,7 @@ def json_able(value: Any) -> Any:
 
 def error_to_wire(error: AgentEnvError) -> list[Any]:
     """Class, arguments and origin."""
-    known = next(cls for cls in type(error).__mro__ if cls.__name__ in errors.__all__)
+    known: Any = next(cls for cls in type(error).__mro__ if cls.__name__ in errors.__all__)
     arguments = list(known.__reduce__(error)[1])
     if not all(isinstance(argument, str) for argument in arguments):
         arguments = [str(error)]
