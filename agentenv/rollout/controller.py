@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv.conversation import Tokenizer
@@ -50,7 +51,7 @@ class AsyncController:
             running; None: the environment's own rewards count.
         keep_group: whether a finished group may be trained on (dynamic filtering); one that may not is discarded and
             the next task takes its place.
-        loop_factory: makes what runs the event loop; a thread of its own by default, a virtual clock in simulations.
+        loop_factory: makes what runs the event loop; None: a thread of its own. Simulations give a virtual clock.
 
     Raises:
         UsageError: no chat template, or an episode may grow longer than an engine allows.
@@ -67,7 +68,7 @@ class AsyncController:
         task_seeds: Iterable[int] | Ledger | None = None,
         reward_fn: RewardFn | None = None,
         keep_group: GroupFilter | None = None,
-        loop_factory: Callable[[], LoopRunner] = lambda: LoopThread("agentenv-rollout"),
+        loop_factory: Callable[[], LoopRunner] | None = None,
     ) -> None:
         if proxy.max_length is not None and config.max_tokens_per_episode > proxy.max_length:
             raise UsageError(
@@ -92,7 +93,11 @@ class AsyncController:
             keep_group=keep_group,
         )
         self._lock = threading.Lock()
-        self._loop_factory = loop_factory
+        # A plain inline environment blocks the loop while it computes, for at most what its stages may take.
+        patience_s = max(config.reset_timeout_s, config.step_timeout_s)
+        self._loop_factory = loop_factory or partial(
+            LoopThread, "agentenv-rollout", unresponsive_s=patience_s
+        )
         self._thread: LoopRunner | None = None
         self._stopped = False
 

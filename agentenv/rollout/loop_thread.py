@@ -2,7 +2,8 @@
 
 Invariants:
 
-* A call returns, raises, or notices within half a second that the thread is gone; it never waits for a dead loop.
+* A call returns, raises, or notices within half a second that the thread is gone; it never waits for a dead loop, nor
+  without end for one that something blocks.
 * A call that is interrupted (KeyboardInterrupt) cancels its coroutine.
 """
 
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import logging
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +22,8 @@ from agentenv.errors import RolloutError
 
 _Result = TypeVar("_Result")
 _HEARTBEAT_S = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 class LoopRunner(Protocol):
@@ -42,9 +48,12 @@ class LoopThread:
 
     Args:
         name: of the thread.
+        unresponsive_s: how long the loop may be blocked before calls give it up.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, unresponsive_s: float = 120.0) -> None:
+        self._unresponsive_s = unresponsive_s
+        self._blocked = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -58,13 +67,14 @@ class LoopThread:
         """Run a coroutine in the loop and wait for its result.
 
         Raises:
-            RolloutError: the loop is gone.
+            RolloutError: the loop is gone or blocked.
             BaseException: what the coroutine raises.
         """
         if not self.is_running:
             coroutine.close()
             raise RolloutError("the rollout's event loop has ended")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        pulse = _Pulse(self._loop)
         try:
             while True:
                 try:
@@ -76,6 +86,12 @@ class LoopThread:
                         return future.result()
                     if not self.is_running:
                         raise RolloutError("the rollout's event loop died while a call was waiting") from None
+                    if pulse.missing_s() > self._unresponsive_s:
+                        self._blocked = True
+                        raise RolloutError(
+                            f"the rollout's event loop did not respond for {self._unresponsive_s:g} s: something "
+                            'blocks it, such as an environment that waits or computes for long with worker="inline"'
+                        ) from None
         finally:
             if not future.done():
                 future.cancel()
@@ -84,7 +100,9 @@ class LoopThread:
         """Cancel what is left in the loop and end the thread; idempotent."""
         if self.is_running:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            self._thread.join(_HEARTBEAT_S if self._blocked else self._unresponsive_s)
+            if self._thread.is_alive():
+                logger.warning("thread %s is blocked and was left behind", self._thread.name)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -99,3 +117,23 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
+
+
+class _Pulse:
+    """Asks a loop for a sign of life, again and again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked: float | None = None
+
+    def missing_s(self) -> float:
+        """Seconds since the sign that was asked for last and did not come; asks anew where it came."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the loop closes just now, which the caller sees next
+                self._loop.call_soon_threadsafe(self._felt)
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked
+
+    def _felt(self) -> None:
+        self._asked = None

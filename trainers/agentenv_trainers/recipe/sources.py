@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -159,7 +159,7 @@ def open_engine(policy: Policy, *, max_batch: int, max_length: int) -> Engine:
 
 
 def _registered(name: str, kwargs: Mapping[str, Any]) -> EnvFactory:
-    return lambda: agentenv.make(name, **kwargs)
+    return partial(agentenv.make, name, **kwargs)
 
 
 def _factory(name: str, creator: Any, kwargs: Mapping[str, Any]) -> EnvFactory:
@@ -169,12 +169,7 @@ def _factory(name: str, creator: Any, kwargs: Mapping[str, Any]) -> EnvFactory:
         inspect.signature(creator).bind(**kwargs)
     except TypeError as error:
         raise UsageError(f"--env {name}: {error}") from None
-
-    def make() -> TextEnv:
-        env: TextEnv = creator(**kwargs)
-        return env
-
-    return make
+    return partial(creator, **kwargs)
 
 
 def _from_file(path: str, attribute: str, kwargs: Mapping[str, Any]) -> EnvFactory:
