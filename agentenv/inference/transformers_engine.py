@@ -50,6 +50,8 @@ from agentenv.inference.slots import Slots
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_TIMEOUT_S = 30.0
+
 _Result = TypeVar("_Result")
 
 
@@ -229,7 +231,9 @@ class TransformersEngine:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.warning("the engine's thread is still in a step after %g s", _CLOSE_TIMEOUT_S)
 
     def stats(self) -> dict[str, float]:
         """Totals since the start: steps, sampled, prefilled and reused tokens, seconds spent in steps."""
