@@ -40,6 +40,7 @@ _ADVICE = (
 
 importing_main = False
 """True in a process that is just importing its parent's main script."""
+_main_imported = False
 _main_error: BaseException | None = None
 
 
@@ -167,9 +168,10 @@ def _import_main(main: tuple[str | None, str | None]) -> None:
     Raises:
         UsageError: it could not be imported, now or earlier.
     """
-    global importing_main, _main_error
+    global importing_main, _main_imported, _main_error
     name, path = main
-    if _main_error is None and "__mp_main__" not in sys.modules:
+    if not _main_imported:
+        _main_imported = True
         module = types.ModuleType("__mp_main__")
         importing_main = True
         try:

@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -128,7 +129,8 @@ class ProcessWorker:
             self._release()
         else:
             # The end of this direction tells the server; the exit code comes in the other one.
-            self._control.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_WR)
 
     async def join(self, deadline: float) -> bool:
         """Wait for the process's end after :meth:`end`; False: the deadline passed first."""
@@ -257,7 +259,7 @@ class ProcessWorker:
                 self._gone.set_result(None)
         self._control.close()
         self._control = None
-        self._settle_call(self._death())
+        self._settle_call(EnvError(f"{self.name} has ended") if self._ended else self._death())
         self._release()
 
     def _close_calls(self) -> None:

@@ -7,7 +7,7 @@ the end, the exit code; it reads nothing but the end, which means "close the env
 Invariants:
 
 * The end of the control socket (the worker was ended, or the rollout's process is gone, however it died) is answered
-  with SIGTERM, and ``grace_s`` later with SIGKILL for the whole process group. Nothing outlives that.
+  with SIGTERM, now and again, and ``grace_s`` later with SIGKILL for the whole process group. Nothing outlives that.
 * When a process ends, what is left of its group is killed, before its id can be used by another.
 * Should the server itself be killed, the kernel kills its forks (Linux).
 * The server forks with one thread only: where importing starts threads, it begins anew without.
@@ -23,7 +23,6 @@ import functools
 import gc
 import json
 import logging
-import math
 import os
 import pickle
 import selectors
@@ -57,6 +56,8 @@ code, negative for a signal."""
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 1.0
+_SIGTERM_EVERY_S = 1.0
+_KILL_CHECK_S = 0.1
 _OWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -99,6 +100,7 @@ class ForkServer:
         self._grace_s = grace_s
         self._children: dict[int, socket.socket] = {}
         self._kill_at: dict[int, float] = {}
+        self._pressed_at = 0.0
         self._serving = True
         self._terminated = False
         self._selector = selectors.DefaultSelector()
@@ -115,15 +117,14 @@ class ForkServer:
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain)
         self._selector.register(self._requests, selectors.EVENT_READ, self._fork)
         while self._serving or self._children:
-            until = min(self._kill_at.values(), default=math.inf) - time.monotonic()
-            for key, _ in self._selector.select(max(0.0, min(until, _PARENT_CHECK_S))):
+            for key, _ in self._selector.select(_KILL_CHECK_S if self._kill_at else _PARENT_CHECK_S):
                 key.data()
             if self._terminated or os.getppid() != self._parent:
                 self._stop_serving()
                 for pid in self._children:
                     self._end(pid)
-            self._kill_overdue()
             self._reap()
+            self._press()
 
     def _on_terminate(self, *_: object) -> None:
         self._terminated = True
@@ -180,15 +181,22 @@ class ForkServer:
         """The control socket ended, which is all that ever comes from it."""
         if pid not in self._kill_at:
             self._selector.unregister(self._children[pid])
-            self._kill_at[pid] = time.monotonic() + self._grace_s
+            now = time.monotonic()
+            self._pressed_at = self._pressed_at if self._kill_at else now
+            self._kill_at[pid] = now + self._grace_s
             os.kill(pid, signal.SIGTERM)
 
-    def _kill_overdue(self) -> None:
+    def _press(self) -> None:
+        """Signal those that shall end once more: where Python can't raise (in ``__del__``), the first one was lost."""
         now = time.monotonic()
+        again = now >= self._pressed_at + _SIGTERM_EVERY_S
+        if again:
+            self._pressed_at = now
         for pid, kill_at in self._kill_at.items():
             if now >= kill_at:
                 _kill_group(pid)
-                self._kill_at[pid] = now + _PARENT_CHECK_S
+            elif again:
+                os.kill(pid, signal.SIGTERM)
 
     def _reap(self) -> None:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -225,16 +233,15 @@ class EnvironmentProcess:
 
     def run(self) -> int:
         """Answer until the end, then close the environment; returns the exit code."""
-        try:
-            try:
+        # The outer suppression is for a signal between the inner one's end and the assignment.
+        with contextlib.suppress(_Terminated):
+            with contextlib.suppress(_Terminated, OSError):  # OSError: the other side is gone
                 signal.signal(signal.SIGTERM, self._on_terminate)
                 signal.signal(signal.SIGINT, _ignore)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _OWN_SIGNALS)
                 self._answer_all()
-            finally:
-                self._closing = True
-        except (_Terminated, OSError):  # OSError: the other side is gone
-            pass
+            self._closing = True
+        self._closing = True
         if self._env is not None:
             try:
                 self._env.close()
@@ -244,7 +251,6 @@ class EnvironmentProcess:
 
     def _on_terminate(self, *_: object) -> None:
         if not self._closing:
-            self._closing = True
             raise _Terminated
 
     def _answer_all(self) -> None:
@@ -257,8 +263,11 @@ class EnvironmentProcess:
                 kind, argument = decode(payload)
                 answer = self._reset(argument) if kind == "reset" else self._step(argument)
                 reply = encode(["ok", *answer])
-            except AgentEnvError as error:
-                reply = encode(["error", *error_to_wire(error), _traceback(error)])
+            except Exception as error:
+                typed = (
+                    error if isinstance(error, AgentEnvError) else EnvError(f"the worker failed: {error!r}")
+                )
+                reply = encode(["error", *error_to_wire(typed), _traceback(error)])
             self._calls.sendall(reply)
 
     def _reset(self, seed: int) -> tuple[Any, ...]:
