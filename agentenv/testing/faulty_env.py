@@ -108,7 +108,7 @@ class FaultyEnv(TextWrapper):
             "exit": exit,
             "malformed": malformed,
         }
-        for name, share in {**rates, "at_reset": at_reset}.items():
+        for name, share in (*rates.items(), ("at_reset", at_reset)):
             if not 0.0 <= share <= 1.0:
                 raise UsageError(f"FaultyEnv: {name} must be between 0 and 1, got {share}")
         if sum(rates.values()) > 1.0 + 1e-9:

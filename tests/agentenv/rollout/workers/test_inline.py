@@ -117,7 +117,7 @@ def test_a_wrong_type_from_step_is_named(env_type: Any, result: Any, match: str)
 
 
 def test_a_wrong_type_from_reset_is_named() -> None:
-    with pytest.raises(EnvError, match="Plain.reset returned 'only text'"):
+    with pytest.raises(EnvError, match=r"Plain.reset returned 'only text'"):
         _run(Plain(reset="only text"), _reset_and_step)
 
 
