@@ -88,6 +88,14 @@ class Conversation:
         return list(self._prompt_ids)
 
     @property
+    def live_prompt_ids(self) -> list[int]:
+        """:attr:`prompt_ids` itself: it grows with the next message, and only the conversation may change it.
+
+        A copy per turn would be the greatest cost of long contexts, the garbage collector's visits of it included.
+        """
+        return self._prompt_ids
+
+    @property
     def num_tokens(self) -> int:
         """Length of :attr:`prompt_ids`."""
         return len(self._prompt_ids)
@@ -178,15 +186,17 @@ class Conversation:
 
     def delta_length(self, text: str, *, role: str = "user") -> int:
         """How many ids :meth:`add_observation` would add (without a fork)."""
-        return len(self._delta({"role": role, "content": text}))
+        ids = self._template_delta({"role": role, "content": text})
+        return len(ids) - self._num_sampled_of(ids)
 
     def _delta(self, observation: Message) -> list[int]:
         ids = self._template_delta(observation)
-        # The stop token that the policy sampled is the template's own end of turn: it must not stand there twice.
-        last = self._prompt_ids[-1]
-        if ids and ids[0] == last and last in self._stop_ids and self.segment.action_mask[-1:] == [True]:
-            return ids[1:]
-        return list(ids)
+        return ids[self._num_sampled_of(ids) :]
+
+    def _num_sampled_of(self, delta: list[int]) -> int:
+        """1 where the policy sampled the template's own end of turn as its stop token, which must not stand twice."""
+        mask, last = self.segment.action_mask, self._prompt_ids[-1]
+        return int(bool(delta and delta[0] == last and last in self._stop_ids and mask and mask[-1]))
 
     def _template_delta(self, observation: Message) -> list[int]:
         """What the template puts after an action's content, up to the next one."""

@@ -11,8 +11,8 @@ A step is one turn of the policy and one of the environment. CPU time is that of
 included, from the start of the rollouts to the last batch, over the steps played in that time: resets, trajectories,
 batches and weight updates are in it, making and ending the controller is not ("setup", once per environment).
 
-The floors are asyncio programs of one task per environment that play the same episodes: one that only awaits, one with a
-deadline on every wait, and one that keeps the token sequence with `Conversation` as well. Repeats of all rows are
+The floors are asyncio programs of one task per environment that play the same episodes: one that only awaits, one with
+a deadline on every wait, and one that keeps the token sequence with `Conversation` as well. Repeats of all rows are
 interleaved; the figure is their median. `orchestration_peer.py` says what is measured of the peer.
 """
 

@@ -13,6 +13,7 @@ __all__ = ["ByteTokenizer"]
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(token) for token in _SPECIAL) + ")")
 _NUM_BYTES = 256
+_SPECIAL_IDS = {token: _NUM_BYTES + index for index, token in enumerate(_SPECIAL)}
 
 
 class ByteTokenizer:
@@ -41,10 +42,11 @@ class ByteTokenizer:
         """Ids of `text`; special tokens written out in it become their ids, none are added."""
         ids: list[int] = []
         for part in _SPECIAL_PATTERN.split(text):
-            if part in _SPECIAL:
-                ids.append(_NUM_BYTES + _SPECIAL.index(part))
-            else:
+            special = _SPECIAL_IDS.get(part)
+            if special is None:
                 ids.extend(part.encode("utf-8", "surrogatepass"))
+            else:
+                ids.append(special)
         return ids
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
@@ -53,8 +55,13 @@ class ByteTokenizer:
         Raises:
             ValueError: an id is outside the vocabulary.
         """
+        ids = [int(token) for token in token_ids]
+        try:
+            return bytes(ids).decode("utf-8", "replace")
+        except ValueError:
+            pass  # an id above those of bytes, or outside the vocabulary
         data = bytearray()
-        for token in map(int, token_ids):
+        for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token id must be between 0 and {self.vocab_size - 1}, got {token}")
             if token < _NUM_BYTES:
