@@ -360,7 +360,8 @@ class EpisodeScheduler:
 
     def _free(self, manager: EnvManager, *, failed: bool) -> None:
         """The slot may take the next episode, after a pause where its last ones failed."""
-        failures = self._failed_in_a_row.pop(manager, 0) + 1 if failed else 0
+        before = self._failed_in_a_row.pop(manager, 0)
+        failures = before + 1 if failed else 0
         if not failures:
             self._idle.append(manager)
         elif self._fatal is None:
