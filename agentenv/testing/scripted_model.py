@@ -8,7 +8,6 @@ Invariants (those of `agentenv.inference.Engine`):
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,10 +161,11 @@ class ScriptedModel:
 
     async def _may_go_on(self, running: _Running, deadline: float | None) -> bool:
         """Wait for a token's time and for `resume`; False when the request was aborted or ran out of time."""
-        ready_at = time.monotonic() + self._token_s
+        clock = asyncio.get_running_loop().time
+        ready_at = clock() + self._token_s
         while True:
             self._check_open()
-            now = time.monotonic()
+            now = clock()
             if running.aborted or (deadline is not None and now >= deadline):
                 return False
             if now >= ready_at and not self._suspended:
