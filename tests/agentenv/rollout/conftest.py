@@ -104,14 +104,18 @@ class VirtualRun:
             }
         )
         arguments.setdefault("task_seeds", iter(range(10**6)))
-        self.controller = AsyncController(
-            env,
-            LLMProxy(self.engines),
-            SimulatedTokenizer(),
-            config,
-            loop_factory=lambda: self.loop,
-            **arguments,
-        )
+        try:
+            self.controller = AsyncController(
+                env,
+                LLMProxy(self.engines),
+                SimulatedTokenizer(),
+                config,
+                loop_factory=lambda: self.loop,
+                **arguments,
+            )
+        except BaseException:
+            self.loop.stop()
+            raise
 
     @property
     def now(self) -> float:
