@@ -25,6 +25,7 @@ from agentenv.rollout.barrier import TurnBarrier
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.workers import EnvFn, EnvWorker, make_worker, worker_kind
+from agentenv.rollout.workers.wire import json_able
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -220,7 +221,7 @@ class EnvManager:
                 await asyncio.sleep(pause_s)
                 attempt += 1
         episode.seconds["reset"] = loop.time() - before
-        episode.info.update(_json_able(info))
+        episode.info.update(json_able(info))
         system = self._config.system_prompt
         opening = [{"role": "system", "content": system}] if system else []
         episode.conversation.start([*opening, {"role": "user", "content": observation}])
@@ -250,7 +251,7 @@ class EnvManager:
             await self._arrive(episode)
             episode.rewards.append(reward)
             if info:
-                episode.info.update(_json_able(info))
+                episode.info.update(json_able(info))
             if terminated:
                 return True, truncated, "terminated"
             if truncated:
@@ -332,18 +333,3 @@ class EnvManager:
 def _mix(seed: int, turn: int) -> int:
     digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def _json_able(value: Any) -> Any:
-    """A copy in JSON's types; what JSON lacks becomes its repr (an info is for people, not a channel for objects)."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
-    if isinstance(value, dict):
-        return {str(key): _json_able(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_able(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return _json_able(value.item())
-    return repr(value)
