@@ -301,7 +301,6 @@ class BufferMachine(RuleBasedStateMachine):
 
     def _follow(self, what: str) -> None:
         """Note what the call did to other episodes and to groups."""
-        reasons = {"finish": "filtered", "expire": "stale", "fail": "filtered"}
         doomed = dict(self.buffer._doomed)
         for ticket in self.buffer.to_cancel():
             assert ticket.episode_id in self.running, "named twice, or not running"
@@ -314,12 +313,9 @@ class BufferMachine(RuleBasedStateMachine):
         held = {item.episode_id for group in self.buffer._groups.values() for item in group.finished}
         for name in set(self.finished) - held:
             trajectory = self.finished.pop(name)
-            reason = reasons.get(what) or self._reason_at_take(trajectory)
+            reason = self._reason(what, trajectory)
             if reason == "stale":
                 self.lost[trajectory.group_id] += 1
-                assert (
-                    what == "take" or trajectory.start_version < self.step - self.alpha or self._is_redundant
-                )
             self._note_loss(name, reason, trajectory.num_action_tokens)
         assert set(self.finished) == held
         self._follow_groups(what)
@@ -329,8 +325,14 @@ class BufferMachine(RuleBasedStateMachine):
         config = self.config
         return bool(config.redundant_groups or config.redundant_members or config.partial_groups)
 
-    def _reason_at_take(self, trajectory: Trajectory) -> str:
-        return "surplus" if self._is_redundant else "stale"
+    def _reason(self, what: str, gone: Trajectory) -> str:
+        """Under which a finished episode must have been discarded."""
+        if what in ("finish", "fail"):
+            return "filtered"
+        if self._is_redundant:
+            return "surplus" if what == "take" else "stale"
+        # What is left of a group that lost its oldest members may be filtered.
+        return "stale" if gone.start_version < self.step - self.alpha else "filtered"
 
     def _follow_groups(self, what: str) -> None:
         now = {name: group.task_seed for name, group in self.buffer._groups.items()}
