@@ -4,10 +4,10 @@
     python benchmarks/deadlock.py --stride 7
 
 Batch 256 in groups of 8 over 288 environments, of which one never gets through its first step: it dies, or it hangs
-past its deadline. Whatever replaces it in its slot is no better. The slot is at position p of 0..287 (the environments are
-numbered as they are first made); alpha is 0, 0.5, 1 or 2; with 36 groups where 32 make a batch (`redundant_groups` 4)
-and without. Each case is a few steps of training with the production AsyncController under the virtual clock, so a
-deadline of minutes costs nothing and a wait without a deadline shows as a deadlock at once.
+past its deadline. Whatever replaces it in its slot is no better. The slot is at position p of 0..287 (in the order in
+which slots make their first environments); alpha is 0, 0.5, 1 or 2; with 36 groups where 32 make a batch
+(`redundant_groups` 4) and without. Each case is a few steps of training with the production AsyncController under the
+virtual clock, so a deadline of minutes costs nothing and a wait without a deadline shows as a deadlock at once.
 
 A case completes when every step has its batch of 32 groups, each full or short by failed members only, every sample is
 fresh and the account holds. Every case is played; `--stride` plays every n-th position, beginning elsewhere in each
