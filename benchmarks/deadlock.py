@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.disable(logging.ERROR)
     todo = cases(options.stride)
     results: list[Result] = []
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs, logging.disable, (logging.ERROR,)) as pool:
         for result in pool.imap_unordered(play, todo, chunksize=4):
             results.append(result)
             if sys.stderr.isatty() or len(results) % max(1, len(todo) // 20) == 0:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import zlib
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
@@ -91,10 +92,8 @@ def test_busy_time_is_the_time_with_at_least_one_request() -> None:
 def test_each_engine_gets_the_share_of_the_episodes_that_is_its_share_of_the_speed(
     speeds: tuple[int, ...], turns: int, env_s: float
 ) -> None:
-    """Closed loop, as in a rollout: 64 slots, each begins its next episode as one ends; more than the engines can serve."""
-    engines = [
-        SimulatedEngine(DecodeModel(base_s=0.1 / speed, knee=4.0), length=lambda _: 20) for speed in speeds
-    ]
+    """Closed loop, as in a rollout: 64 slots, a new episode as one ends, more than the engines can serve."""
+    engines = [SimulatedEngine(DecodeModel(base_s=0.1 / speed, knee=4.0), length=_tokens) for speed in speeds]
     served: Counter[int] = Counter()
 
     async def slot(proxy: LLMProxy, number: int) -> None:
@@ -119,6 +118,11 @@ def test_each_engine_gets_the_share_of_the_episodes_that_is_its_share_of_the_spe
     shares = [served[index] / total for index in range(len(speeds))]
     expected = [speed / sum(speeds) for speed in speeds]
     assert shares == pytest.approx(expected, abs=0.05)
+
+
+def _tokens(request: GenerationRequest) -> int:
+    """20 on average; of one length they would end, and wait for their environments, all at once."""
+    return 5 + zlib.crc32(request.request_id.encode()) % 31
 
 
 async def _release(proxy: LLMProxy, name: str) -> int:
