@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentenv.errors import EnvError, EpisodeTimeoutError, UsageError
+from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, UsageError
 from agentenv.rollout.workers import env_payload, fork_server
 from agentenv.rollout.workers.contract import ResetResult, StepResult, TextEnv
 from agentenv.rollout.workers.process_main import RECORD
@@ -76,7 +76,7 @@ class ProcessWorker:
         self._env_name: str | None = None
         self._max_turns: int | None = None
         self._ended = False
-        self._missed: EpisodeTimeoutError | None = None
+        self._missed: str | None = None
         self._died: str | None = None
         self._gone: asyncio.Future[None] | None = None
         self.pid: int | None = None
@@ -117,7 +117,7 @@ class ProcessWorker:
                 call.future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait({call.future})
         if self._missed is not None:
-            raise self._missed
+            raise self._timeout(self._missed)
 
     def end(self) -> None:
         """Have the environment closed, and the process group killed if that takes long; does not wait; idempotent."""
@@ -154,14 +154,14 @@ class ProcessWorker:
             self._start(loop)
         call = self._pending = _Call(stage, deadline, loop.create_future())
         call.timer = loop.call_at(deadline, self._expire, call)
-        self._write(frame)
-        kind, *answer = decode(await call.future)
+        try:
+            self._write(frame)
+            kind, *answer = decode(await call.future)
+        finally:
+            del call  # with it, an exception's traceback would hold the exception
         if kind == "ok":
             return answer
-        name, arguments, origin, trace = answer
-        error = error_from_wire(name, arguments, origin)
-        error.add_note(f"In {self.name}:\n{trace}")
-        raise error
+        raise self._error(*answer)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._server is not None
@@ -277,10 +277,8 @@ class ProcessWorker:
 
     def _expire(self, call: _Call) -> None:
         if call is self._pending:
-            self._missed = EpisodeTimeoutError(
-                call.stage, f"{call.stage} of {self._describe()} did not return before its deadline"
-            )
-            self._settle_call(self._missed)
+            self._missed = call.stage
+            self._settle_call(self._timeout(call.stage))
             self.end()
 
     def _settle_call(self, outcome: bytes | Exception) -> None:
@@ -295,6 +293,14 @@ class ProcessWorker:
             call.future.set_result(outcome)
         else:
             call.future.set_exception(outcome)
+
+    def _timeout(self, stage: str) -> EpisodeTimeoutError:
+        return EpisodeTimeoutError(stage, f"{stage} of {self._describe()} did not return before its deadline")
+
+    def _error(self, name: str, arguments: list[str], origin: str | None, trace: str) -> AgentEnvError:
+        error = error_from_wire(name, arguments, origin)
+        error.add_note(f"In {self.name}:\n{trace}")
+        return error
 
     def _death(self) -> EnvError:
         error = EnvError(f"process of {self._describe()} {self._died}")
