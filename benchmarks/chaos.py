@@ -160,6 +160,7 @@ def play(args: argparse.Namespace, fault_rate: float, progress: Progress) -> Out
         step_timeout_s=STEP_TIMEOUT_S,
         reset_timeout_s=RESET_TIMEOUT_S,
         batch_timeout_s=120.0,
+        failure_window=failure_window(args),
     )
     outcome = Outcome(fault_rate)
     seen: set[str] = set()
@@ -197,6 +198,11 @@ def play(args: argparse.Namespace, fault_rate: float, progress: Progress) -> Out
     outcome.orphans = orphans()
     outcome.rss_mb = deciles(rss, args.episodes)
     return outcome
+
+
+def failure_window(args: argparse.Namespace) -> int:
+    """No fewer ends than slots may stop the run: the first ones are mostly failures, which take less time."""
+    return int(max(RolloutConfig().failure_window, 4 * args.num_envs))
 
 
 def account(outcome: Outcome, controller: AsyncController) -> None:
@@ -284,6 +290,8 @@ def assumptions(args: argparse.Namespace) -> dict[str, Any]:
         "step_timeout_s": STEP_TIMEOUT_S,
         "reset_timeout_s": RESET_TIMEOUT_S,
         "orphan_wait_s": ORPHAN_WAIT_S,
+        "failure_window": failure_window(args),
+        "max_failure_rate": RolloutConfig().max_failure_rate,
         "max_retries": RolloutConfig().max_retries,
         "reset_retries": RolloutConfig().reset_retries,
         "seed": args.seed,
