@@ -51,6 +51,19 @@ def test_one_that_leaves_releases_those_that_wait() -> None:
     _run(work())
 
 
+def test_one_that_leaves_instead_of_arriving_releases_those_that_wait() -> None:
+    async def work() -> None:
+        barrier = TurnBarrier()
+        waiting = [asyncio.create_task(_party(barrier, [1.0])) for _ in range(2)]
+        barrier.join()
+        await asyncio.sleep(5.0)
+        assert not any(party.done() for party in waiting)
+        barrier.leave()
+        assert [await party for party in waiting] == [[5.0], [5.0]]
+
+    _run(work())
+
+
 def test_one_that_is_cancelled_while_waiting_or_working_holds_up_nobody() -> None:
     async def work() -> None:
         for cancelled_at in (0.5, 1.5):  # while it works, and while it waits

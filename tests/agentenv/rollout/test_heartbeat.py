@@ -161,16 +161,40 @@ class _Call:
 def test_no_token_is_sampled_and_no_episode_started_while_suspended(
     virtual_run: Any, tasks: Any, on_sync: str
 ) -> None:
-    played = tasks(tokens=lambda *_: 10)
+    def step_s(seed: int, member: int, turn: int) -> float:
+        if seed == 1 and member == 0:
+            raise OSError("its task is to be tried again")
+        return 0.0
+
+    played = tasks(tokens=lambda seed, *_: 1 if seed == 1 else 10, step_s=step_s)
     run = virtual_run(played, on_sync=on_sync)
     run.controller.start()
-    run.sleep(4.0)
+    run.sleep(0.5)
     run.controller.suspend()
+    # The step of an episode may end meanwhile, and its task waits.
     run.sleep(50.0)
     assert run.counts()["produced"] == 0 and len(played.seeds("reset")) == 8
     run.controller.resume()
-    assert len(run.controller.get_batch(0)) == 4
+    assert sorted(trajectory.seed for trajectory in run.controller.get_batch(0)) == [0, 1, 2, 3]
     assert run.now == 60.0
+
+
+def test_an_episode_that_ends_while_suspended_is_followed_by_no_other(virtual_run: Any, tasks: Any) -> None:
+    def step_s(seed: int, member: int, turn: int) -> float:
+        return 5.0
+
+    played = tasks(step_s=step_s, reward=lambda seed, member: 0.0 if seed == 0 else float(member))
+    run = virtual_run(played, batch_size=4, group_size=2, filter_zero_variance=True, asynchrony=0.0)
+    run.controller.start()
+    run.sleep(3.0)
+    run.controller.suspend()
+    run.sleep(50.0)
+    # The group of task 0 is filtered at 6 s; task 2 takes its place when the run goes on.
+    assert run.counts()["discarded"] == {"filtered": 2}
+    assert len(played.seeds("reset")) == 4
+    run.controller.resume()
+    run.sleep(0.0)
+    assert played.times("reset", 2) == [53.0, 53.0]
 
 
 @pytest.mark.xfail(reason="an update resumes engines that were suspended before it")

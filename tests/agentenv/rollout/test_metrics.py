@@ -102,7 +102,9 @@ def test_sync_time_is_that_since_the_last_batch(virtual_run: Any, tasks: Any) ->
     run = virtual_run(tasks(), engines=[Slow(DecodeModel(1.0), tokens_per_id=1)], asynchrony=0.0)
     run.train(1)
     assert run.controller.metrics()["sync_s"] == 0.0
-    run.controller.get_batch(1)
+    run.train(1, start=1)
+    assert run.controller.metrics()["sync_s"] == 6.0
+    run.controller.get_batch(2)
     assert run.controller.metrics()["sync_s"] == 6.0
 
 
@@ -165,6 +167,15 @@ def test_discarded_episodes_and_their_tokens_are_counted_by_reason(virtual_run: 
 
 def _not_2(group: list[Trajectory]) -> bool:
     return group[0].seed != 2
+
+
+def test_an_environment_outlives_the_failure_of_a_turn(virtual_run: Any, tasks: Any) -> None:
+    played = tasks(tokens=lambda seed, *_: 100 if seed == 0 else 2)
+    run = virtual_run(played, asynchrony=0.0, generate_timeout_s=10.0, max_retries=0)
+    run.controller.get_batch(0)
+    metrics = run.controller.metrics()
+    assert metrics["discarded/generate_timeout"] == 1.0
+    assert metrics["workers_replaced"] == 0.0
 
 
 def test_stale_episodes_are_counted_with_their_tokens(virtual_run: Any, tasks: Any) -> None:

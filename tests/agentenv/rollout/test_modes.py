@@ -170,3 +170,19 @@ def test_after_a_batch_in_batch_mode_the_next_wave_is_a_whole_one(virtual_run: A
     run.train(3, train_s=7.0)
     # A token and the slowest step, then 7 s of training.
     assert sorted(set(played.times("reset"))) == [0.0, 11.0, 22.0, 33.0]
+
+
+def test_in_batch_mode_a_task_that_is_given_up_is_replaced_in_the_next_wave(
+    virtual_run: Any, tasks: Any
+) -> None:
+    def step_s(seed: int, member: int, turn: int) -> float:
+        if seed == 0:
+            raise OSError("dead")
+        return 3.0
+
+    played = tasks(turns=3, step_s=step_s)
+    run = virtual_run(played, mode="batch", batch_size=3, num_envs=8, max_retries=0)
+    assert sorted(trajectory.seed for trajectory in run.controller.get_batch(0)) == [1, 2, 3]
+    # Task 0 dies at 1 s; the others' three turns of 4 s each end at 12 s, and only then is there room.
+    assert played.times("reset", 3) == [12.0]
+    assert run.now == 24.0
