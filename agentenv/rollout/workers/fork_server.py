@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import socket
@@ -20,6 +21,8 @@ import threading
 
 from agentenv.errors import UsageError
 from agentenv.rollout.workers.env_payload import Imports
+
+logger = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 5.0
 """From the end of a worker to the killing of its process: the environment's time to close."""
@@ -63,15 +66,28 @@ class ForkServer:
         while (request := self._requests.get()) is not None:
             try:
                 self._send(request)
-            except OSError:
-                self._end_server()
-                # A second failure leaves the worker with a control socket that ends at once.
-                with contextlib.suppress(OSError):
-                    self._send(request)
+            except OSError as error:
+                # A request that fails leaves the worker with a control socket that ends at once.
+                if self._has_died():
+                    self._end_server()
+                    with contextlib.suppress(OSError):
+                        self._send(request)
+                else:
+                    logger.warning("no process could be asked for: %s", error)
             finally:
                 for end in request:
                     end.close()
         self._end_server()
+
+    def _has_died(self) -> bool:
+        if self._process is None:
+            return False
+        try:
+            # Its socket ends a moment before it does.
+            self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _send(self, request: _Request) -> None:
         if self._socket is None:
@@ -93,13 +109,17 @@ class ForkServer:
             "preload": True,
         }
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOTSTRAP, json.dumps(settings)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
         self._socket = ours
 
     def _end_server(self) -> None:
@@ -121,8 +141,11 @@ def acquire(imports: Imports) -> ForkServer:
     Raises:
         UsageError: this platform can't fork.
     """
-    if not hasattr(os, "fork"):
-        raise UsageError(f"worker 'process' needs a platform that can fork, this one is {sys.platform}")
+    if not (hasattr(os, "fork") and hasattr(os, "waitid")):
+        raise UsageError(
+            f"worker 'process' needs a platform with fork and waitid, which Python {sys.version.split()[0]} does not "
+            f"have on {sys.platform}; use worker 'thread'"
+        )
     with _lock:
         # A fork of this process has no thread for the servers that it inherits.
         server = _servers.setdefault((os.getpid(), imports), ForkServer(imports))

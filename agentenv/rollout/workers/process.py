@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import pickle
@@ -167,16 +168,20 @@ class ProcessWorker:
         assert self._server is not None
         path = [entry for entry in sys.path if isinstance(entry, str)]
         setting = (self.name, dict(os.environ), _directory(), path, self._payload)
+        pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
-            self._calls, calls = socket.socketpair()
-            self._control, control = socket.socketpair()
+            pairs.append(socket.socketpair())
+            pairs.append(socket.socketpair())
         except OSError as error:
+            for end in itertools.chain.from_iterable(pairs):
+                end.close()
             if error.errno != errno.EMFILE:
                 raise EnvError(f"{self.name} could not be started: {error}") from error
             raise UsageError(
                 "too many open files: each environment in a process needs two; raise the limit (`ulimit -n`) or lower "
                 "RolloutConfig.num_envs"
             ) from error
+        (self._calls, calls), (self._control, control) = pairs
         self._loop = loop
         self._gone = loop.create_future()
         for end in (self._calls, self._control):

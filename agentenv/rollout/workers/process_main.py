@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import gc
 import json
@@ -33,6 +34,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from agentenv.errors import AgentEnvError, EnvError
@@ -199,9 +201,7 @@ class ForkServer:
                 os.kill(pid, signal.SIGTERM)
 
     def _reap(self) -> None:
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while self._children and (ended := os.waitid(os.P_ALL, 0, flags)) is not None:
-            pid = ended.si_pid
+        for pid in self._ended():
             # As long as it is not reaped, nobody else can have its id.
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
@@ -210,6 +210,12 @@ class ForkServer:
                 self._selector.unregister(control)
             _send_record(control, os.waitstatus_to_exitcode(status))
             control.close()
+
+    def _ended(self) -> Iterator[int]:
+        """Forks that have ended; each is to be reaped before the next one is asked for."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while self._children and (ended := os.waitid(os.P_ALL, 0, flags)) is not None:
+            yield ended.si_pid
 
     def _stop_serving(self) -> None:
         if self._serving:
@@ -221,7 +227,7 @@ class ForkServer:
 class EnvironmentProcess:
     """One environment, answering the frames of a socket.
 
-    The first frame is a pickled ``Setting``, from the rollout; the others are calls.
+    The first frame is a pickle from the rollout: surroundings and ``env_fn``; the others are calls.
     """
 
     def __init__(self, calls: socket.socket) -> None:
@@ -239,6 +245,7 @@ class EnvironmentProcess:
                 signal.signal(signal.SIGTERM, self._on_terminate)
                 signal.signal(signal.SIGINT, _ignore)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _OWN_SIGNALS)
+                faulthandler.enable()
                 self._answer_all()
             self._closing = True
         self._closing = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -732,3 +733,51 @@ def test_nothing_outlives_a_killed_rollout(tmp_path: Path, number: signal.Signal
         parent.kill()
         parent.wait()
         parent.stdout.close()
+
+
+def test_too_many_open_files_are_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[socket.socket, socket.socket]] = []
+    real = socket.socketpair
+
+    def second_one_fails() -> tuple[socket.socket, socket.socket]:
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(real())
+        return made[0]
+
+    async def work(worker: ProcessWorker) -> None:
+        monkeypatch.setattr(socket, "socketpair", second_one_fails)
+        with pytest.raises(UsageError, match=r"too many open files.*ulimit -n.*num_envs"):
+            await worker.reset(1, _soon())
+        monkeypatch.undo()
+        assert all(end.fileno() == -1 for end in made[0])
+        await worker.reset(1, _soon())
+
+    _run(work)
+
+
+def test_a_fork_server_that_cannot_be_started_fails_the_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(worker: ProcessWorker) -> None:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(EnvError, match="could not be started: no fork server"):
+            await worker.reset(1, _soon())
+
+    _run(work)
+
+
+def test_a_platform_without_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "waitid")
+    with pytest.raises(UsageError, match="use worker 'thread'"):
+        ProcessWorker(Env, "worker")
+
+
+def test_a_worker_can_be_ended_after_its_loop() -> None:
+    async def start() -> ProcessWorker:
+        worker = ProcessWorker(Env, "worker")
+        await worker.reset(1, _soon())
+        return worker
+
+    worker = asyncio.run(start())
+    assert worker.is_running
+    worker.end()
+    assert _until(lambda: not worker.is_running)
