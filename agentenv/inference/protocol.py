@@ -11,6 +11,7 @@ Invariants every engine keeps:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -40,10 +41,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = (
-            ("temperature", self.temperature, self.temperature >= 0.0, ">= 0"),
+            ("temperature", self.temperature, 0.0 <= self.temperature < math.inf, ">= 0 and finite"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("top_k", self.top_k, self.top_k >= 0, ">= 0"),
-            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "> 0"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0.0 < self.repetition_penalty < math.inf,
+                "> 0 and finite",
+            ),
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1"),
         )
         for name, value, valid, allowed in checks:

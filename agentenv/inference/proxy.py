@@ -14,8 +14,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import EpisodeTimeoutError, UsageError
@@ -24,6 +24,10 @@ from agentenv.inference.routing import Router
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_RELEASE_TIMEOUT_S = 10.0
 
 OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 
@@ -53,8 +57,11 @@ class LLMProxy:
         """Requests that were aborted for an update and begin again after it."""
         self._updated = asyncio.Event()
         self._updated.set()
-        self._added: set[asyncio.Task[Generation]] = set()
-        self._closed = False
+        self._aborted: set[str] = set()
+        """Requests that were aborted while no engine had them."""
+        self._added: dict[str, asyncio.Task[Generation]] = {}
+        """Tasks of the requests in the background."""
+        self._suspended = False
         self.restarted_tokens = 0
         """Tokens given up where an update restarted their turn."""
 
@@ -122,6 +129,7 @@ class LLMProxy:
             self._router.end(index, time())
             del self._serving[request.request_id]
             self._to_restart.discard(request.request_id)
+            self._aborted.discard(request.request_id)
 
     def add(self, request: GenerationRequest, on_done: OnDone) -> None:
         """Sample one turn in the background.
@@ -130,22 +138,29 @@ class LLMProxy:
             request: as for :meth:`generate`; ``abort`` and the deadline work on it alike.
             on_done: called once in the event loop, with the request and its tokens, or with what :meth:`generate`
                 raised (asyncio.CancelledError where the proxy was closed first).
+
+        Raises:
+            UsageError: the request's id is in use.
         """
+        if request.request_id in self._added or request.request_id in self._serving:
+            raise UsageError(f"request id {request.request_id!r} is in use")
 
         def finished(task: asyncio.Task[Generation]) -> None:
-            self._added.discard(task)
+            del self._added[request.request_id]
             if task.cancelled():
                 on_done(request, asyncio.CancelledError())
             else:
                 on_done(request, task.exception() or task.result())
 
         task = asyncio.create_task(self.generate(request), name=request.request_id)
-        self._added.add(task)
+        self._added[request.request_id] = task
         task.add_done_callback(finished)
 
     async def abort(self, request_id: str) -> None:
         """Make the request's ``generate`` return its partial tokens; unknown ids are ignored."""
         self._to_restart.discard(request_id)
+        if request_id in self._serving or request_id in self._added:
+            self._aborted.add(request_id)
         index = self._serving.get(request_id)
         if index is not None:
             await self._engines[index].abort(request_id)
@@ -156,15 +171,21 @@ class LLMProxy:
         if index is not None:
             release = getattr(self._engines[index], "release", None)
             if release is not None:
-                await release(episode_id)
+                try:
+                    async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                        await release(episode_id)
+                except TimeoutError:
+                    logger.warning("engine %d did not release episode %s", index, episode_id)
 
     async def suspend(self) -> None:
-        """Stop sampling everywhere."""
+        """Stop sampling everywhere until :meth:`resume`, updates of the weights in between included."""
+        self._suspended = True
         await asyncio.gather(*(engine.suspend() for engine in self._engines))
 
     async def resume(self) -> None:
         """Go on sampling everywhere."""
         await asyncio.gather(*(engine.resume() for engine in self._engines))
+        self._suspended = False
 
     async def update_weights(
         self, weights: Mapping[str, Tensor], version: int, *, restart_turns: bool = False
@@ -181,24 +202,21 @@ class LLMProxy:
             ModelError, UsageError: as the engines raise.
         """
         if not restart_turns:
-            await asyncio.gather(*(_update(engine, weights, version) for engine in self._engines))
+            await asyncio.gather(*(self._update(engine, weights, version) for engine in self._engines))
             return
         self._updated.clear()
         try:
-            self._to_restart.update(self._serving)
+            self._to_restart.update(self._serving.keys() - self._aborted)
             await asyncio.gather(
                 *(self._engines[index].abort(name) for name, index in list(self._serving.items()))
             )
-            await asyncio.gather(*(_update(engine, weights, version) for engine in self._engines))
+            await asyncio.gather(*(self._update(engine, weights, version) for engine in self._engines))
         finally:
             self._updated.set()
 
     async def close(self) -> None:
         """Close all engines; idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        for task in self._added:
+        for task in self._added.values():
             task.cancel()
         results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
         for result in results:
@@ -219,29 +237,30 @@ class LLMProxy:
         while True:
             if not self._updated.is_set():
                 await self._updated.wait()
+            if request.request_id in self._aborted:
+                return Generation([], [], [], "abort")
             generation = await self._engines[index].generate(request)
             if generation.finish_reason != "abort" or request.request_id not in self._to_restart:
                 return generation
             self._to_restart.discard(request.request_id)
             self.restarted_tokens += len(generation.token_ids)
 
+    async def _update(self, engine: Engine, weights: Mapping[str, Tensor], version: int) -> None:
+        if self._suspended or getattr(engine, "updates_while_running", False):
+            await engine.update_weights(weights, version)
+            return
+        try:
+            await engine.suspend()
+            await engine.update_weights(weights, version)
+        finally:
+            resuming = asyncio.ensure_future(engine.resume())
+            try:
+                await asyncio.shield(resuming)
+            except asyncio.CancelledError:
+                # An engine that stayed suspended would hold up every episode that lives with it.
+                await resuming
+                raise
+
 
 def _missed(request: GenerationRequest) -> EpisodeTimeoutError:
     return EpisodeTimeoutError("generate", f"request {request.request_id!r} missed its deadline")
-
-
-async def _update(engine: Engine, weights: Mapping[str, Tensor], version: int) -> None:
-    if getattr(engine, "updates_while_running", False):
-        await engine.update_weights(weights, version)
-        return
-    async with _suspended(engine):
-        await engine.update_weights(weights, version)
-
-
-@asynccontextmanager
-async def _suspended(engine: Engine) -> AsyncIterator[None]:
-    await engine.suspend()
-    try:
-        yield
-    finally:
-        await engine.resume()

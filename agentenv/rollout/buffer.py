@@ -22,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentenv.errors import RolloutError
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.group import EpisodeTicket, Group, has_variance
 from agentenv.rollout.ledger import Ledger
@@ -87,9 +88,9 @@ class SampleBuffer:
         return self._exhausted and not self._again
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing runs and nothing waits to start."""
-        return not self._running and not self._unstarted
+    def wave_has_started(self) -> bool:
+        """In mode "batch": no episode of the present wave is still to start."""
+        return not self._unstarted and not self._wave
 
     def is_ready(self, group_id: str) -> bool:
         """The group is complete, or gone."""
@@ -221,7 +222,8 @@ class SampleBuffer:
             return None
         partial = self._config.partial_groups
         ready = [group for group in self._groups.values() if group.finished and (partial or group.is_ready)]
-        ready.sort(key=lambda group: (group.oldest_version >= next_oldest, group.oldest_version))
+        size = self._config.group_size
+        ready.sort(key=lambda g: (g.oldest_version >= next_oldest, g.oldest_version, len(g.finished) < size))
         batch: list[Trajectory] = []
         for group in ready if partial else ready[: self._config.groups_per_batch]:
             if partial and len(batch) == self._config.batch_size:
@@ -301,24 +303,30 @@ class SampleBuffer:
     def _open_group(self, usable_steps: int) -> Group | None:
         config = self._config
         limit = min(usable_steps * config.groups_per_batch + config.redundant_groups, config.max_groups)
+        members = config.launched_per_group
         if len(self._groups) >= limit:
-            return None
+            # A group that ended short leaves its place only where batches are counted in episodes.
+            members = min(members, limit * members - self.outstanding) if config.partial_groups else 0
+            if members <= 0:
+                return None
         if config.mode == "batch" and not self._wave:
             if self._running or self._unstarted:
                 return None
-            self._wave = limit - len(self._groups)
+            self._wave = max(limit - len(self._groups), 1)
         if self._again:
             seed = self._again.popleft()
         elif self._exhausted:
+            self._wave = 0
             return None
         else:
             try:
                 seed = self._ledger.next_seed()
             except StopIteration:
                 self._exhausted = True
+                self._wave = 0
                 return None
         self._wave = max(self._wave - 1, 0)
-        group = Group(f"g{self._next_group}", seed, config.launched_per_group, config.max_retries)
+        group = Group(f"g{self._next_group}", seed, members, config.max_retries)
         self._groups[group.group_id] = group
         self._next_group += 1
         return group
@@ -335,10 +343,16 @@ class SampleBuffer:
             if not group.finished:
                 self._drop(group, "surplus")
                 return
-            if not all(keep(group.finished) for keep in self._filters):
+            if not self._is_kept(group):
                 self._drop(group, "filtered")
                 return
         self._update(group)
+
+    def _is_kept(self, group: Group) -> bool:
+        try:
+            return all(keep(group.finished) for keep in self._filters)
+        except Exception as error:
+            raise RolloutError(f"keep_group raised {error!r} on group {group.group_id}") from error
 
     def _drop(self, group: Group, reason: str) -> None:
         """The group is over: what is finished is discarded, what runs will be cancelled."""

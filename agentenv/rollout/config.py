@@ -130,6 +130,7 @@ class RolloutConfig:
     sampled again from its start."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -154,6 +155,18 @@ class RolloutConfig:
                 f"{self.launched_per_group} episodes, but num_envs is {self.num_envs}, so the redundant ones could "
                 f"only start when the others have ended; must be at most {max(self.num_envs - self.group_size, 0)}"
             )
+        if self.num_envs <= self.redundant_groups * self.launched_per_group:
+            raise ValueError(
+                f"RolloutConfig.redundant_groups is {self.redundant_groups}: as many hung groups of "
+                f"{self.launched_per_group} would take all slots, num_envs is {self.num_envs}; must be at most "
+                f"{(self.num_envs - 1) // self.launched_per_group}"
+            )
+        for name in ("redundant_groups", "redundant_members"):
+            if self.mode == "batch" and getattr(self, name):
+                raise ValueError(
+                    f"RolloutConfig.{name} is {getattr(self, name)} in mode 'batch', in which all wait for the slowest, "
+                    "surplus or not; must be 0"
+                )
         if self.filter_zero_variance and self.group_size < 2:
             raise ValueError(
                 f"RolloutConfig.filter_zero_variance is true with group_size {self.group_size}: every group would be "
@@ -170,6 +183,18 @@ class RolloutConfig:
                 "must be 'continue'"
             )
         self.sampling()
+
+    def _check_types(self) -> None:
+        """Whole numbers and numbers are such: a YAML file or a caller may give anything."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            declared = str(setting.type)
+            if value is None and "None" in declared:
+                continue
+            if declared.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"RolloutConfig.{setting.name} is {value!r}, must be a whole number")
+            if declared == "float" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise ValueError(f"RolloutConfig.{setting.name} is {value!r}, must be a number")
 
     @property
     def alpha(self) -> float:

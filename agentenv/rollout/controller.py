@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,6 +34,8 @@ from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -211,6 +214,8 @@ class AsyncController:
             thread = self._thread or self._loop_factory()
         try:
             thread.call(self._scheduler.shut_down())
+        except RolloutError as error:
+            logger.warning("environments and engines could not be closed: %s", error)
         finally:
             thread.stop()
 

@@ -53,7 +53,9 @@ class FailurePolicy:
         self._reset_retries = config.reset_retries
         self._reset_backoff_s = config.reset_backoff_s
         self._limit = config.max_failure_rate
-        self._outcomes: deque[tuple[str, str] | None] = deque(maxlen=config.failure_window)
+        self._num_slots = config.num_envs
+        self._outcomes: deque[tuple[str, str, str] | None] = deque(maxlen=config.failure_window)
+        """Reason, example and slot of each failure; None for a success."""
         self._least = max(1, config.failure_window // 4)
 
     def reset_pause_s(self, attempt: int, error: Exception) -> float | None:
@@ -85,22 +87,28 @@ class FailurePolicy:
         """An episode ended with a sample."""
         self._outcomes.append(None)
 
-    def failure(self, reason: str, example: str) -> str | None:
+    def failure(self, reason: str, example: str, *, slot: str) -> str | None:
         """An episode failed.
+
+        Failures end sooner than good episodes, so a few broken slots among many good ones would soon fill the window:
+        the run is only stopped where the failures come from that share of the slots, too.
 
         Args:
             reason: what failures are counted under.
             example: message of this one.
+            slot: that it was played in.
 
         Returns:
             why the run must stop, or None to go on.
         """
-        self._outcomes.append((reason, example))
+        self._outcomes.append((reason, example, slot))
         if len(self._outcomes) < self._least or self._limit >= 1.0 or self.rate <= self._limit:
             return None
         failures = [outcome for outcome in self._outcomes if outcome is not None]
-        (dominant, times), *_ = Counter(name for name, _ in failures).most_common(1)
-        last = next(message for name, message in reversed(failures) if name == dominant)
+        if len({name for _, _, name in failures}) < self._limit * min(self._num_slots, len(failures)):
+            return None
+        (dominant, times), *_ = Counter(name for name, _, _ in failures).most_common(1)
+        last = next(message for name, message, _ in reversed(failures) if name == dominant)
         return (
             f"{len(failures)} of the last {len(self._outcomes)} episodes failed (allowed share {self._limit:g}); "
             f"{times} of them with {dominant}, for example: {last}"

@@ -83,22 +83,31 @@ class TaskLedger:
 
     def state_dict(self) -> dict[str, Any]:
         """Position, with what it is a position in."""
-        return {"position": self._position, "seed": self._seed, "num_tasks": self._num_tasks()}
+        return {"position": self._position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position.
 
         Raises:
-            UsageError: it is one of another ledger.
+            UsageError: it is one of another ledger, or before what was read from a stream already.
         """
-        own = {"seed": self._seed, "num_tasks": self._num_tasks()}
+        own = self._identity()
         theirs = {name: state.get(name) for name in own}
         if theirs != own:
             raise UsageError(f"the ledger to resume was made with {theirs}, this one with {own}")
         if self._stream is not None:
             skip = int(state["position"]) - self._position
-            self._stream = itertools.islice(self._stream, max(skip, 0), None)
+            if skip < 0:
+                raise UsageError(
+                    f"the stream of task seeds was read up to {self._position} and can't go back to "
+                    f"{state['position']}; give it anew"
+                )
+            self._stream = itertools.islice(self._stream, skip, None)
         self._position = int(state["position"])
 
-    def _num_tasks(self) -> int | None:
-        return len(self._fixed) if self._fixed is not None else None
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "num_tasks": len(self._fixed) if self._fixed is not None else None,
+            "is_stream": self._stream is not None,
+        }

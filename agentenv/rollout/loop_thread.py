@@ -112,7 +112,8 @@ class LoopThread:
             for task in left:
                 task.cancel()
             if left:
-                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+                # A task that swallows its cancellation is left behind.
+                self._loop.run_until_complete(asyncio.wait(left, timeout=_HEARTBEAT_S))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:

@@ -14,13 +14,14 @@ import inspect
 import itertools
 import math
 from collections.abc import Awaitable, Callable
-from numbers import Real
 from typing import Any, cast
 
 from agentenv.errors import AgentEnvError, EpisodeTimeoutError, RewardError
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError
 from agentenv.rollout.workers.call_thread import CallThread
+from agentenv.rollout.workers.contract import is_cancelled
+from agentenv.rollout.workers.wire import json_able
 from agentenv.trajectory import Trajectory
 
 Reward = float | tuple[float, dict[str, Any]]
@@ -80,7 +81,9 @@ class RewardPool:
                 return await self._reward_fn(trajectory)
         except AgentEnvError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             if (
                 isinstance(error, TimeoutError)
                 and inspect.iscoroutinefunction(self._reward_fn)
@@ -103,7 +106,10 @@ class RewardPool:
 
 def _checked(value: Any) -> tuple[float, dict[str, Any]]:
     reward, info = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-    reward = reward.item() if hasattr(reward, "item") else reward
-    if not isinstance(reward, Real) or not math.isfinite(reward) or not isinstance(info, dict):
+    try:
+        number = float(reward.item() if hasattr(reward, "item") else reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(reward, (str, bytes)) or not math.isfinite(number) or not isinstance(info, dict):
         raise RewardError(f"reward_fn returned {value!r}, must be a finite number, or (number, dict)")
-    return float(reward), cast("dict[str, Any]", info)
+    return number, cast("dict[str, Any]", json_able(info))

@@ -97,6 +97,7 @@ class EpisodeScheduler:
         self._fatal: Exception | None = None
         self._started = False
         self._suspended = False
+        self._stopped = False
         self._watching: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._metrics = StepMetrics(config, num_engines=proxy.num_engines)
@@ -139,12 +140,16 @@ class EpisodeScheduler:
             return
         self._started = True
         self._metrics.begin(asyncio.get_running_loop().time(), self._proxy.busy_s())
-        self._watching = asyncio.create_task(self._watch())
+        self._keep_watch()
         self._idle.extend(self._managers)
         self._fill()
 
     async def get_batch(self, step: int) -> list[Trajectory]:
         """See :meth:`AsyncController.get_batch`."""
+        if self._config.num_steps is not None and step >= self._config.num_steps:
+            raise UsageError(
+                f"step {step} is none of the run: RolloutConfig.num_steps is {self._config.num_steps}"
+            )
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + self._config.batch_timeout_s
@@ -235,14 +240,20 @@ class EpisodeScheduler:
                 on_result=on_result,
             )
         )
+        self._keep_watch()
         self._evaluating.add(running)
         try:
             return await running
+        except asyncio.CancelledError:
+            if running.cancelled() and self._fatal is not None and not self._stopped:
+                raise self._fatal from None
+            raise
         finally:
             self._evaluating.discard(running)
 
     async def shut_down(self) -> None:
         """Close, cancel, gather: no waiter, episode, environment or engine is left that can be ended."""
+        self._stopped = True
         if self._fatal is None:
             self._fatal = RolloutError("the rollout was stopped")
         self._compute_rewards()
@@ -271,11 +282,17 @@ class EpisodeScheduler:
                 await self._proxy.close()
         except TimeoutError:
             logger.warning("the engines did not close within %g s", self._config.shutdown_timeout_s)
+        except Exception:
+            logger.exception("closing the engines failed")
 
     def _fill(self) -> None:
         """Give idle slots the episodes that may start now."""
         while self._idle and self._fatal is None and not self._suspended:
-            ticket = self._buffer.next_episode(self._version, self._next_step)
+            try:
+                ticket = self._buffer.next_episode(self._version, self._next_step)
+            except Exception as error:
+                self._die(RolloutError(f"the ledger gave no task: {error!r}"), error)
+                return
             if ticket is None:
                 if self._buffer.is_exhausted:
                     _broadcast(self._changed)
@@ -299,6 +316,7 @@ class EpisodeScheduler:
     def _ended(self, ticket: EpisodeTicket, started: float, task: asyncio.Task[Trajectory]) -> None:
         """An episode's task is done: book it and find the next one for its slot."""
         _, manager = self._episodes.pop(ticket.episode_id)
+        was_doomed = self._buffer.is_doomed(ticket)
         try:
             if task.cancelled():
                 self._book_loss(
@@ -311,12 +329,12 @@ class EpisodeScheduler:
             error = task.exception()
             if error is None:
                 trajectory = task.result()
-                if self._rewards is None or self._buffer.is_doomed(ticket):
+                if self._rewards is None or was_doomed:
                     self._deliver(ticket, trajectory)
                 else:
                     self._unrewarded.append((ticket, trajectory))
             elif isinstance(error, EpisodeFailedError):
-                self._failed(ticket, error, manager.action_tokens, started)
+                self._failed(ticket, error, manager.action_tokens, started, slot=manager.name)
             else:
                 self._book_loss(
                     ticket, f"error_{type(error).__name__}", manager.action_tokens, started, retry=False
@@ -325,7 +343,9 @@ class EpisodeScheduler:
                     self._die(error, None)
                 else:
                     self._die(RolloutError(f"episode {ticket.episode_id} hit a bug: {error!r}"), error)
-            self._free(manager, failed=error is not None)
+            self._free(manager, failed=error is not None and not was_doomed)
+        except RolloutError as error:
+            self._die(error, error.__cause__)
         except Exception as error:
             self._die(RolloutError(f"booking episode {ticket.episode_id} failed: {error!r}"), error)
         finally:
@@ -338,14 +358,16 @@ class EpisodeScheduler:
         if self._buffer.is_ready(ticket.group_id):
             self._metrics.group_ended(ticket.group_id, asyncio.get_running_loop().time())
 
-    def _failed(self, ticket: EpisodeTicket, error: EpisodeFailedError, tokens: int, started: float) -> None:
+    def _failed(
+        self, ticket: EpisodeTicket, error: EpisodeFailedError, tokens: int, started: float, *, slot: str
+    ) -> None:
         """An episode ended without a sample; one that was to be cancelled is no failure."""
         was_doomed = self._buffer.is_doomed(ticket)
         self._book_loss(ticket, error.reason, tokens, started)
         if was_doomed:
             return
         logger.warning("episode %s (task seed %d) failed: %s", ticket.episode_id, ticket.task_seed, error)
-        stop = self._failures.failure(error.reason, str(error.cause))
+        stop = self._failures.failure(error.reason, str(error.cause), slot=slot)
         if self._proxy.error is not None:
             self._die(RolloutError(f"an inference engine died: {self._proxy.error!r}"), self._proxy.error)
         elif stop is not None:
@@ -388,9 +410,12 @@ class EpisodeScheduler:
             elif (error := task.exception()) is None:
                 self._deliver(ticket, task.result())
             elif isinstance(error, EpisodeFailedError):
-                self._failed(ticket, error, tokens, started)
+                # A reward has no slot: each failure is one of its own.
+                self._failed(ticket, error, tokens, started, slot=ticket.episode_id)
             else:
                 self._book_loss(ticket, f"error_{type(error).__name__}", tokens, started, retry=False)
+        except RolloutError as error:
+            self._die(error, error.__cause__)
         except Exception as error:
             self._die(RolloutError(f"booking episode {ticket.episode_id} failed: {error!r}"), error)
         finally:
@@ -408,12 +433,12 @@ class EpisodeScheduler:
             task.cancel()
 
     def _after_change(self) -> None:
-        """Something ended: cancel what is surplus, compute rewards, start what may start, wake who waits."""
+        """Something ended: cancel what is surplus, start what may start, compute rewards, wake who waits."""
         for ticket in self._buffer.to_cancel():
             if (playing := self._episodes.get(ticket.episode_id)) is not None:
                 self._in_background(self._cancel(*playing))
-        self._compute_rewards()
         self._fill()
+        self._compute_rewards()
         now = asyncio.get_running_loop().time()
         self._metrics.observe(now, playing=len(self._episodes), buffered=self._buffer.buffered)
         _broadcast(self._changed)
@@ -426,23 +451,38 @@ class EpisodeScheduler:
             self._unrewarded = []
             for ticket, trajectory in ended:
                 self._buffer.discard(ticket, "stopped", tokens=trajectory.num_action_tokens)
-        elif self._rewards is not None and (self._config.mode != "batch" or not self._episodes):
+        elif self._rewards is not None and (self._config.mode != "batch" or self._wave_has_ended()):
             self._unrewarded = []
             for ticket, trajectory in ended:
-                reward = self._in_background(self._rewards.reward(trajectory))
+                reward = self._in_background(self._rewards.reward(trajectory), handled=True)
                 reward.add_done_callback(partial(self._rewarded, ticket, trajectory))
 
-    def _in_background(self, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+    def _wave_has_ended(self) -> bool:
+        return not self._episodes and self._buffer.wave_has_started
+
+    def _in_background(
+        self, coroutine: Coroutine[Any, Any, _Result], *, handled: bool = False
+    ) -> asyncio.Task[_Result]:
+        """A task that :meth:`shut_down` ends.
+
+        Args:
+            coroutine: what it runs.
+            handled: whoever starts it sees to its exceptions; else one is a bug, which ends the run.
+        """
         task = asyncio.create_task(coroutine)
         self._background.add(task)
-        task.add_done_callback(self._background_ended)
+        task.add_done_callback(self._background.discard if handled else self._background_ended)
         return task
 
     def _background_ended(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, EpisodeFailedError):
+        if error is not None:
             self._die(RolloutError(f"the rollout hit a bug: {error!r}"), error)
+
+    def _keep_watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         """The heartbeat: the death of an engine reaches the trainer even while no request is made."""
@@ -452,21 +492,28 @@ class EpisodeScheduler:
             await asyncio.sleep(self._config.heartbeat_s)
 
     async def _with_deadline(self, work: Coroutine[Any, Any, None], failed: str) -> None:
-        """Await an operation on the engines; if it fails the run is over."""
+        """Await an operation on the engines; if it fails the run is over.
+
+        It is a task of its own: an engine that hangs while the operation is being undone is not waited for.
+        """
+        task = self._in_background(work, handled=True)
         try:
-            async with asyncio.timeout(self._config.sync_timeout_s):
-                await work
-        except UsageError:
-            raise
-        except (TimeoutError, AgentEnvError) as error:
-            why = (
-                f"not within {self._config.sync_timeout_s:g} s"
-                if isinstance(error, TimeoutError)
-                else str(error)
-            )
-            failure = RolloutError(f"{failed}: {why}")
-            self._die(failure, error)
-            raise failure from error
+            await asyncio.wait({task}, timeout=self._config.sync_timeout_s)
+        finally:
+            task.cancel()
+        if self._stopped and task.cancelled():
+            raise RolloutError("the rollout was stopped")
+        error: BaseException | None = TimeoutError(f"not within {self._config.sync_timeout_s:g} s")
+        if task.done() and not task.cancelled():
+            error = task.exception()
+        if error is None:
+            return
+        if isinstance(error, UsageError):
+            raise error
+        known = isinstance(error, (AgentEnvError, TimeoutError))
+        failure = RolloutError(f"{failed}: {error if known else repr(error)}")
+        self._die(failure, error)
+        raise failure from error
 
     def _die(self, error: Exception, cause: BaseException | None) -> None:
         """The run is over: everybody who waits learns why, and every episode ends."""
@@ -475,7 +522,7 @@ class EpisodeScheduler:
         error.__cause__ = cause if cause is not None else error.__cause__
         self._fatal = error
         logger.error("the rollout ends: %s", error)
-        for task, _ in self._episodes.values():
+        for task in [*(task for task, _ in self._episodes.values()), *self._evaluating]:
             task.cancel()
         self._compute_rewards()
         _broadcast(self._changed)

@@ -120,6 +120,10 @@ class CallThread:
             error: BaseException | None = None
             try:
                 result = job()
+            except StopIteration as caught:
+                # A future can't carry this one.
+                error = RuntimeError(f"StopIteration: {caught}")
+                error.__cause__ = caught
             except BaseException as caught:
                 error = caught
             try:

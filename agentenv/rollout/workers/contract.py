@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import math
 from numbers import Real
 from typing import Any
@@ -44,6 +45,12 @@ def call_failed(env: TextEnv, stage: str, error: BaseException) -> AgentEnvError
     if isinstance(error, AgentEnvError) and not isinstance(error, UsageError):
         return error
     return _wrapped(f"{env_name(env)}.{stage}", error)
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether the present task was cancelled, and not only a coroutine that it awaits raised CancelledError."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _wrapped(doing: str, error: BaseException) -> EnvError:

@@ -26,6 +26,7 @@ from agentenv.rollout.workers.contract import (
     checked_reset,
     checked_step,
     env_name,
+    is_cancelled,
     making_failed,
 )
 
@@ -73,7 +74,9 @@ class InlineWorker:
                 result = await self._within("reset", result, deadline)
         except EpisodeTimeoutError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             failure = call_failed(env, "reset", error)
             raise failure from failure.__cause__
         return checked_reset(env, result)
@@ -89,7 +92,9 @@ class InlineWorker:
                 result = await self._within("step", result, deadline)
         except EpisodeTimeoutError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             failure = call_failed(env, "step", error)
             raise failure from failure.__cause__
         return checked_step(env, result)

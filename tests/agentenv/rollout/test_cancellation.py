@@ -291,9 +291,6 @@ def test_a_cancelled_update_leaves_engines_that_go_on_and_can_be_updated(restart
     cancel_everywhere(scenario, _virtual)
 
 
-@pytest.mark.xfail(
-    reason="LLMProxy: an update cancelled while it suspends an engine leaves the engine suspended"
-)
 def test_after_a_cancelled_update_no_engine_is_left_suspended() -> None:
     async def scenario(cancelling: Any) -> None:
         engines = [Model(), Model()]
@@ -334,9 +331,6 @@ def test_a_cancelled_call_of_the_proxy_can_be_made_again(call: str) -> None:
     cancel_everywhere(scenario, _virtual)
 
 
-@pytest.mark.xfail(
-    reason="LLMProxy.close: a cancelled call marks the proxy closed, and no later one closes the engines"
-)
 def test_a_cancelled_close_can_be_made_again() -> None:
     async def scenario(cancelling: Any) -> None:
         engines = [Model(), Model()]
@@ -354,7 +348,6 @@ def test_a_cancelled_close_can_be_made_again() -> None:
     cancel_everywhere(scenario, _virtual)
 
 
-@pytest.mark.xfail(reason="LLMProxy.abort: a request of add() is unknown until its task has run")
 def test_what_was_added_can_be_aborted_at_once() -> None:
     async def scenario() -> None:
         proxy = LLMProxy([Model()])
@@ -368,9 +361,6 @@ def test_what_was_added_can_be_aborted_at_once() -> None:
     _virtual(scenario())
 
 
-@pytest.mark.xfail(
-    reason="LLMProxy.abort: a request that waits for the end of a restarting update is not aborted"
-)
 def test_a_request_that_waits_for_an_update_can_be_aborted() -> None:
     async def scenario() -> None:
         proxy = LLMProxy([Model()])
@@ -387,7 +377,6 @@ def test_a_request_that_waits_for_an_update_can_be_aborted() -> None:
     _virtual(scenario())
 
 
-@pytest.mark.xfail(reason="LLMProxy.update_weights resumes engines that suspend() had paused")
 def test_an_update_while_the_engines_are_suspended_leaves_them_suspended() -> None:
     async def scenario() -> None:
         proxy = LLMProxy([Model()])
@@ -557,7 +546,6 @@ class SelfCancelling(Env):
         raise asyncio.CancelledError
 
 
-@pytest.mark.xfail(reason="a CancelledError of the environment's own is no failure: it never stops the run")
 def test_an_environment_that_raises_cancelled_error_is_a_failure_like_any_other() -> None:
     runner = VirtualLoop()
     controller = AsyncController(

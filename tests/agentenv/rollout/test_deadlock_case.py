@@ -32,9 +32,6 @@ def test_one_dead_environment_blocks_no_batch(case: Any) -> None:
     assert result.longest_step_s <= deadlock.LONGEST_STEP_S[case.fault]
 
 
-@pytest.mark.xfail(
-    reason="one slot that fails fast fills the failure window before the first good episode ends"
-)
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_one_dead_environment_among_many_slow_ones_does_not_stop_the_run(alpha: float) -> None:
     result = deadlock.play(deadlock.Case(100, "death", alpha, 0), steps=3, episode_s=300.0)
@@ -88,9 +85,6 @@ class BrokenLedger:
         pass
 
 
-@pytest.mark.xfail(
-    reason="what the ledger raises in the loop reaches only the log; get_batch waits to its deadline"
-)
 def test_a_ledger_that_raises_reaches_the_trainer() -> None:
     runner = VirtualLoop()
     with _controller(runner, ledger=BrokenLedger(), num_envs=2, asynchrony=0.0, batch_size=8) as controller:
@@ -99,7 +93,6 @@ def test_a_ledger_that_raises_reaches_the_trainer() -> None:
         assert runner.now < 10.0
 
 
-@pytest.mark.xfail(reason="a step that num_steps excludes can never come; get_batch waits to its deadline")
 def test_a_batch_after_the_last_step_is_refused_at_once() -> None:
     runner = VirtualLoop()
     with _controller(runner, num_steps=1) as controller:
@@ -110,9 +103,6 @@ def test_a_batch_after_the_last_step_is_refused_at_once() -> None:
         assert runner.now < 10.0
 
 
-@pytest.mark.xfail(
-    reason="a surplus episode whose turn was aborted counts as a failure of its slot, which then rests"
-)
 def test_a_slot_whose_episode_was_surplus_does_not_rest() -> None:
     class Uneven(SimulatedEngine):
         def __init__(self) -> None:
@@ -134,7 +124,6 @@ def _group(request: Any) -> int:
     return int(request.request_id[1:].split("-")[0])
 
 
-@pytest.mark.xfail(reason="rewards are computed before free slots get the rest of the wave")
 def test_in_batch_mode_with_few_slots_no_reward_comes_before_all_have_ended() -> None:
     events: list[str] = []
 
