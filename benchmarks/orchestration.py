@@ -218,7 +218,7 @@ async def episode(env: NullEnv, engine: NullEngine, seed: int, timeout_s: float 
                 talk.add_observation(observation)
             else:
                 talk.start([{"role": "user", "content": observation}])
-            request = GenerationRequest("plain", talk.prompt_ids, SamplingParams(max_tokens=64))
+            request = GenerationRequest("plain", talk.live_prompt_ids, SamplingParams(max_tokens=64))
         reply = await within(timeout_s, engine.generate(request))
         if talk is not None:
             action = talk.add_action(reply.token_ids, reply.logprobs, reply.policy_versions)
