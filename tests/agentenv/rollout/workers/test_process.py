@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import importlib.util
 import os
 import signal
 import socket
@@ -51,6 +52,7 @@ class Env(BaseEnv):
     def environment(self) -> Any:
         return *_GOOD[:4], {
             "omp": os.environ["OMP_NUM_THREADS"],
+            "variable": os.environ["OF_THE_TEST"],
             "stdin": sys.stdin.read(),
             "cwd": os.getcwd(),
         }
@@ -268,9 +270,34 @@ def test_a_lazily_registered_environment_works() -> None:
 def test_the_process_has_the_rollouts_surroundings_but_no_stdin_and_one_thread_for_mathematics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert _step("environment")[4] == {"omp": "1", "stdin": "", "cwd": str(tmp_path)}
+    async def work(worker: ProcessWorker) -> None:
+        await worker.reset(1, _soon())  # the server runs, with the surroundings of before
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        monkeypatch.setenv("OF_THE_TEST", "here")
+        other = ProcessWorker(Env, "other")
+        await other.reset(1, _soon())
+        info = (await other.step("environment", _soon()))[4]
+        assert info == {"omp": "1", "stdin": "", "cwd": str(tmp_path), "variable": "here"}
+        other.end()
+        assert await other.join(_soon())
+
+    _run(work)
+
+
+def test_a_module_that_can_only_be_found_by_its_file_is_loaded_from_it(tmp_path: Path) -> None:
+    file = tmp_path / "found_by_file.py"
+    file.write_text("from agentenv.testing import EchoEnv as Base\nclass Env(Base): pass\n")
+    spec = importlib.util.spec_from_file_location("found_by_file_only", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+
+    async def work(worker: ProcessWorker) -> None:
+        assert (await worker.reset(0, _soon()))[0].startswith("Say the word")
+
+    _run(work, module.Env)
 
 
 def test_results_become_plain_python() -> None:
@@ -337,8 +364,19 @@ def test_a_process_killed_from_outside_is_reported_by_its_signal() -> None:
     _run(work)
 
 
-def test_an_answer_given_before_death_counts() -> None:
-    assert _step("answers_and_dies") == _GOOD
+def test_an_answer_given_before_death_counts_even_if_the_death_is_noticed_first() -> None:
+    async def work(worker: ProcessWorker) -> None:
+        await worker.reset(1, _soon())
+        stepping = asyncio.create_task(worker.step("answers_and_dies", _soon()))
+        await asyncio.sleep(0)
+        assert worker.pid is not None
+        while _is_alive(worker.pid):
+            time.sleep(0.01)  # noqa: ASYNC251 - the loop shall see nothing yet
+        while worker.is_running:
+            worker._read_control()
+        assert await stepping == _GOOD
+
+    _run(work)
 
 
 def test_a_process_that_dies_between_calls_fails_the_next_one() -> None:
