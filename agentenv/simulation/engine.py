@@ -150,6 +150,8 @@ class SimulatedEngine:
         reason: FinishReason = "stop" if tokens <= most else "length"
         tokens = min(tokens, most)
         if not self.model.base_s and not self._suspended:
+            # One turn of the loop even if no time passes: real engines never answer within the call.
+            await asyncio.sleep(0)
             return self._generation(self._work, tokens, reason)
         if request.request_id in self._sequences:
             raise UsageError(f"request {request.request_id!r} is running already")

@@ -56,10 +56,14 @@ class SimulatedEnv(agentenv.AsyncEnv):
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin the next episode of the task ``seed``; takes no time. ``info["latency_s"]``: of all its steps."""
+        """Begin the next episode of the task ``seed``; takes no time.
+
+        ``info`` has the plan's sums: ``latency_s`` of all steps, ``tokens`` of all replies.
+        """
         self._plan = self._tasks.next_member(seed or 0)
         self._turn = 0
-        return str(self._plan.tokens[0]), {"latency_s": self._plan.latency_s}
+        info = {"latency_s": self._plan.latency_s, "tokens": sum(self._plan.tokens)}
+        return str(self._plan.tokens[0]), info
 
     async def step(  # type: ignore[override]
         self, action: str

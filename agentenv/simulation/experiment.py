@@ -36,6 +36,10 @@ class Run:
     """Training steps."""
     train_s: float = 0.0
     """Time of a training step."""
+    counts_at_consumption: bool = False
+    """The version goes up when a batch is taken, before training, so that new episodes may start at once and
+    (1 + alpha) batches are in flight during training, too, as in the paper's propositions. False: after training, as
+    trainers do."""
     reward_s: float | None = None
     """Time that the reward of an episode takes; None: the reward is the environment's and takes none."""
 
@@ -107,9 +111,11 @@ def simulate(run: Run, *, seed: int = 0, keep_batches: bool = False) -> Outcome:
             began = runner.now
             batch = controller.get_batch(step)
             outcome.wait_s.append(runner.now - began)
+            if run.counts_at_consumption:
+                controller.sync_weights({}, step + 1)
             if run.train_s:
                 runner.call(asyncio.sleep(run.train_s))
-            if step + 1 < run.steps:
+            if not run.counts_at_consumption:
                 controller.sync_weights({}, step + 1)
             outcome.step_s.append(runner.now - began)
             if keep_batches:

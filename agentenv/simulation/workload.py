@@ -54,19 +54,17 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """exp(N(ln median, sigma)), values above ``most`` taken as ``most``: response lengths under a limit."""
+    """exp(N(ln median, sigma))."""
 
     median: float
     sigma: float
-    most: float = math.inf
 
     def draw(self, rng: random.Random) -> float:
-        """One value in (0, most]."""
-        return min(self.most, self.median * math.exp(rng.gauss(0.0, self.sigma)))
+        """One value above 0."""
+        return self.median * math.exp(rng.gauss(0.0, self.sigma))
 
     def __str__(self) -> str:
-        most = f", at most {self.most:g}" if self.most < math.inf else ""
-        return f"log-normal, median {self.median:g}, sigma {self.sigma:g}{most}"
+        return f"log-normal, median {self.median:g}, sigma {self.sigma:g}"
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,10 @@ class Workload:
     """Latency of an environment step, drawn anew for each turn."""
     tokens: Distribution = Constant(1.0)
     """Length of a reply, drawn anew for each turn."""
+    difficulty: Distribution = Constant(1.0)
+    """Factor of the lengths, drawn once per task: members of a group have replies of like lengths."""
+    most_tokens: float = math.inf
+    """Limit of a reply."""
     pass_rate: Distribution = Constant(1.0)
     """Probability of the reward 1, drawn once per task."""
     slow_share: float = 0.0
@@ -131,11 +133,13 @@ class Workload:
         """The ``member``-th episode of a task."""
         shared = random.Random(f"{self.seed}/{task_seed}")
         pass_rate = self.pass_rate.draw(shared)
+        difficulty = self.difficulty.draw(shared)
         group_is_slow = shared.random() < self.slow_share
 
         rng = random.Random(f"{self.seed}/{task_seed}/{member}")
         step_s = [self.step_s.draw(rng) for _ in range(self.turns)]
-        tokens = [max(1, round(self.tokens.draw(rng))) for _ in range(self.turns)]
+        lengths = [min(difficulty * self.tokens.draw(rng), self.most_tokens) for _ in range(self.turns)]
+        tokens = [max(1, round(length)) for length in lengths]
         reward = float(rng.random() < pass_rate)
         # Two members that both follow their group agree for sure; with this share of followers the correlation of
         # two members is slow_correlation.
