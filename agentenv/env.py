@@ -96,6 +96,7 @@ class BaseEnv(gymnasium.Env[str, str]):
     - "task_id" (str): stable name of the task; read at `reset`.
     - "family" (str): kind of task, for numbers broken down by kind; read at `reset`.
     - "metrics" (dict[str, float]): numbers to average over episodes; read at the last step.
+    - "failure" is reserved: rollouts set it on episodes that infrastructure ended.
     """
 
     max_turns: int | None = None

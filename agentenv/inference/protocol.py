@@ -63,7 +63,8 @@ class GenerationRequest:
 
     request_id: str
     prompt_ids: list[int]
-    """The whole sequence so far; engines find the part they already hold by ``episode_id``."""
+    """The whole sequence so far; engines find the part they already hold by ``episode_id``. The list is the
+    conversation's own: it must not be changed, and what is kept after :meth:`Engine.generate` has ended is a copy."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     episode_id: str = ""
     """Requests of one episode share a prefix; empty: the request stands alone."""

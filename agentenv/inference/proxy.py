@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentenv.errors import EpisodeTimeoutError, UsageError
+from agentenv.errors import AgentEnvError, EpisodeTimeoutError, ModelError, UsageError
 from agentenv.inference.protocol import Engine, Generation, GenerationRequest
 from agentenv.inference.routing import Router
 
@@ -239,7 +239,12 @@ class LLMProxy:
                 await self._updated.wait()
             if request.request_id in self._aborted:
                 return Generation([], [], [], "abort")
-            generation = await self._engines[index].generate(request)
+            try:
+                generation = await self._engines[index].generate(request)
+            except AgentEnvError:
+                raise
+            except Exception as error:
+                raise ModelError(f"engine {index} raised {type(error).__name__}: {error}") from error
             if generation.finish_reason != "abort" or request.request_id not in self._to_restart:
                 return generation
             self._to_restart.discard(request.request_id)

@@ -164,8 +164,8 @@ class RolloutConfig:
         for name in ("redundant_groups", "redundant_members"):
             if self.mode == "batch" and getattr(self, name):
                 raise ValueError(
-                    f"RolloutConfig.{name} is {getattr(self, name)} in mode 'batch', in which all wait for the slowest, "
-                    "surplus or not; must be 0"
+                    f"RolloutConfig.{name} is {getattr(self, name)} in mode 'batch', in which all wait for the "
+                    "slowest, surplus or not; must be 0"
                 )
         if self.filter_zero_variance and self.group_size < 2:
             raise ValueError(

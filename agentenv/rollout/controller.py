@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,6 +82,8 @@ class AsyncController:
         self.config = config
         self._proxy = proxy
         ledger = task_seeds if isinstance(task_seeds, Ledger) else TaskLedger(task_seeds, seed=seed)
+        if inspect.iscoroutinefunction(keep_group):
+            raise UsageError("keep_group is a coroutine function, must be a plain one that returns a bool")
         if keep_group is not None and config.partial_groups:
             raise UsageError(
                 "keep_group needs full groups: RolloutConfig.partial_groups is true, must be false"

@@ -150,6 +150,8 @@ class EnvManager:
         info = episode.info
         info["timing_s"] = {stage: round(seconds, 6) for stage, seconds in episode.seconds.items()}
         info["rewards"] = episode.rewards
+        # Reserved: it marks what must not be trained on.
+        info.pop("failure", None)
         return Trajectory(
             prompt_ids=segment.prompt_ids,
             completion_ids=segment.completion_ids,
@@ -278,7 +280,7 @@ class EnvManager:
         generation = await self._proxy.generate(
             GenerationRequest(
                 request_id=episode.request_id,
-                prompt_ids=conversation.prompt_ids,
+                prompt_ids=conversation.live_prompt_ids,
                 sampling=sampling,
                 episode_id=episode.episode_id,
                 affinity="" if self._config.prompt_replication else episode.group_id,

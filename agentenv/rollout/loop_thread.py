@@ -73,6 +73,11 @@ class LoopThread:
         if not self.is_running:
             coroutine.close()
             raise RolloutError("the rollout's event loop has ended")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RolloutError(
+                "the rollout was called from inside its own event loop, which would wait for itself"
+            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         pulse = _Pulse(self._loop)
         try:
@@ -93,7 +98,7 @@ class LoopThread:
                             'blocks it, such as an environment that waits or computes for long with worker="inline"'
                         ) from None
         finally:
-            if not future.done():
+            if not future.done() and self.is_running:
                 future.cancel()
 
     def stop(self) -> None:

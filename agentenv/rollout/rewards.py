@@ -39,6 +39,7 @@ class RewardPool:
 
     def __init__(self, reward_fn: RewardFn, config: RolloutConfig) -> None:
         self._reward_fn = reward_fn
+        self._is_async = inspect.iscoroutinefunction(reward_fn)
         self._timeout_s = config.reward_timeout_s
         self._places = asyncio.Semaphore(config.num_reward_workers)
         self._threads: list[CallThread] = []
@@ -74,21 +75,22 @@ class RewardPool:
 
     async def _within(self, trajectory: Trajectory, deadline: float) -> Any:
         what = f"the reward of episode {trajectory.episode_id!r}"
+        timeout = asyncio.timeout_at(deadline)
         try:
-            if not inspect.iscoroutinefunction(self._reward_fn):
-                return await self._in_thread(trajectory, deadline, what)
-            async with asyncio.timeout_at(deadline) as timeout:
-                return await self._reward_fn(trajectory)
+            if self._is_async:
+                value: Any = self._reward_fn(trajectory)
+            else:
+                value = await self._in_thread(trajectory, deadline, what)
+            if inspect.isawaitable(value):
+                async with timeout:
+                    value = await value
+            return value
         except AgentEnvError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if is_cancelled(error):
                 raise
-            if (
-                isinstance(error, TimeoutError)
-                and inspect.iscoroutinefunction(self._reward_fn)
-                and timeout.expired()
-            ):
+            if timeout.expired():
                 raise EpisodeTimeoutError("reward", f"{what} did not come before its deadline") from error
             raise RewardError(f"{what} raised {type(error).__name__}: {error}") from error
 
@@ -112,4 +114,6 @@ def _checked(value: Any) -> tuple[float, dict[str, Any]]:
         number = math.nan
     if isinstance(reward, (str, bytes)) or not math.isfinite(number) or not isinstance(info, dict):
         raise RewardError(f"reward_fn returned {value!r}, must be a finite number, or (number, dict)")
-    return number, cast("dict[str, Any]", json_able(info))
+    added = cast("dict[str, Any]", json_able(info))
+    added.pop("failure", None)
+    return number, added

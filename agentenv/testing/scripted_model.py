@@ -7,6 +7,7 @@ Invariants (those of `agentenv.inference.Engine`):
 """
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ class ScriptedModel:
         if request.request_id in self._running:
             raise UsageError(f"request {request.request_id!r} is running already")
         reply = self._next_reply(request)
-        self.requests.append(request)
+        self.requests.append(dataclasses.replace(request, prompt_ids=list(request.prompt_ids)))
         cut = reply[: request.sampling.max_tokens]
         finish: FinishReason = "stop" if len(cut) == len(reply) else "length"
         generation = Generation([], [], [], finish)

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from numbers import Real
 from typing import Any
@@ -61,20 +62,20 @@ def _wrapped(doing: str, error: BaseException) -> EnvError:
 
 
 def checked_reset(env: TextEnv, result: Any) -> ResetResult:
-    """What ``env.reset`` returned.
+    """What ``env.reset`` returned; an observation's characters that have no UTF-8 form become question marks.
 
     Raises:
         EnvError: it is not (str, dict).
     """
     name = env_name(env)
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise EnvError(f"{name}.reset returned {_short(result)}, must be (observation, info)")
+        raise EnvError(_malformed(name, "reset", result, "(observation, info)"))
     observation, info = result
     return _observation(name, "reset", observation), _info(name, "reset", info)
 
 
 def checked_step(env: TextEnv, result: Any) -> StepResult:
-    """What ``env.step`` returned, in plain Python's types.
+    """What ``env.step`` returned, in plain Python's types; the observation as for :func:`checked_reset`.
 
     Raises:
         EnvError: it is not (str, finite number, bool, bool, dict).
@@ -83,36 +84,56 @@ def checked_step(env: TextEnv, result: Any) -> StepResult:
         observation, reward, terminated, truncated, info = result
         plain = type(observation) is str and type(reward) is float and type(info) is dict
         if plain and type(terminated) is bool and type(truncated) is bool and math.isfinite(reward):
-            return observation, reward, terminated, truncated, info
+            return _encodable(observation), reward, terminated, truncated, info
     name = env_name(env)
     if not (isinstance(result, tuple) and len(result) == 5):
-        raise EnvError(
-            f"{name}.step returned {_short(result)}, must be (observation, reward, terminated, truncated, info)"
-        )
+        raise EnvError(_malformed(name, "step", result, "(observation, reward, terminated, truncated, info)"))
     observation, reward, terminated, truncated, info = result
-    # NumPy's scalars are Reals; item() of its 0-d arrays is one too.
-    number = reward.item() if hasattr(reward, "item") and getattr(reward, "ndim", 0) == 0 else reward
-    if not isinstance(number, Real) or not math.isfinite(number):
-        raise EnvError(f"{name}.step returned the reward {_short(reward)}, must be a finite number")
-    flags = []
-    for flag, value in (("terminated", terminated), ("truncated", truncated)):
-        plain = value.item() if hasattr(value, "item") else value
-        if not isinstance(plain, bool):
-            raise EnvError(f"{name}.step returned {flag} = {_short(value)}, must be a bool")
-        flags.append(plain)
     return (
         _observation(name, "step", observation),
-        float(number),
-        flags[0],
-        flags[1],
+        _reward(name, reward),
+        _flag(name, "terminated", terminated),
+        _flag(name, "truncated", truncated),
         _info(name, "step", info),
     )
+
+
+def _malformed(name: str, stage: str, result: Any, wanted: str) -> str:
+    message = f"{name}.{stage} returned {_short(result)}, must be {wanted}"
+    if inspect.iscoroutine(result):
+        result.close()
+        message += '; an environment whose methods are coroutines needs worker="inline"'
+    return message
+
+
+def _reward(name: str, value: Any) -> float:
+    # NumPy's scalars are Reals; item() of its 0-d arrays is one too.
+    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    try:
+        reward = float(number) if isinstance(number, Real) else math.nan
+    except OverflowError:
+        reward = math.inf
+    if not math.isfinite(reward):
+        raise EnvError(f"{name}.step returned the reward {_short(value)}, must be a finite number")
+    return reward
+
+
+def _flag(name: str, flag: str, value: Any) -> bool:
+    plain = value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+    if not isinstance(plain, bool):
+        raise EnvError(f"{name}.step returned {flag} = {_short(value)}, must be a bool")
+    return plain
 
 
 def _observation(name: str, stage: str, value: Any) -> str:
     if not isinstance(value, str):
         raise EnvError(f"{name}.{stage} returned the observation {_short(value)}, must be a str")
-    return value
+    return _encodable(value)
+
+
+def _encodable(text: str) -> str:
+    """Tokenizers refuse lone surrogates, which is what undecodable bytes of a file or terminal become."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _info(name: str, stage: str, value: Any) -> dict[str, Any]:
@@ -122,5 +143,13 @@ def _info(name: str, stage: str, value: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = safe_repr(value)
     return f"{text if len(text) <= 100 else text[:100] + '...'} ({type(value).__name__})"
+
+
+def safe_repr(value: Any) -> str:
+    """``repr``, also of what raises in it."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__} without a repr>"

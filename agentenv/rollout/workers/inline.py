@@ -3,7 +3,8 @@ those whose ``reset`` and ``step`` are coroutines (:class:`agentenv.AsyncEnv`).
 
 Invariants:
 
-* A coroutine that misses its deadline is cancelled; the worker can be used no more.
+* A coroutine that misses its deadline is cancelled; the worker can be used no more. One that swallows its
+  cancellation is waited for: it keeps its slot.
 * A plain ``reset`` or ``step`` can't be interrupted and holds up everything else while it runs: an environment that
   waits or may hang belongs into a thread or a process.
 """
@@ -72,6 +73,7 @@ class InlineWorker:
             result: Any = env.reset(seed=seed)
             if inspect.isawaitable(result):
                 result = await self._within("reset", result, deadline)
+            return checked_reset(env, result)
         except EpisodeTimeoutError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -79,7 +81,6 @@ class InlineWorker:
                 raise
             failure = call_failed(env, "reset", error)
             raise failure from failure.__cause__
-        return checked_reset(env, result)
 
     async def step(self, action: str, deadline: float) -> StepResult:
         """See :class:`~agentenv.rollout.workers.EnvWorker`."""
@@ -90,6 +91,7 @@ class InlineWorker:
             result: Any = env.step(action)
             if type(result) is not tuple and inspect.isawaitable(result):
                 result = await self._within("step", result, deadline)
+            return checked_step(env, result)
         except EpisodeTimeoutError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -97,7 +99,6 @@ class InlineWorker:
                 raise
             failure = call_failed(env, "step", error)
             raise failure from failure.__cause__
-        return checked_step(env, result)
 
     async def settle(self) -> None:
         """Nothing to wait for: a cancelled call is over."""

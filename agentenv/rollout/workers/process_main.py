@@ -287,24 +287,22 @@ class EnvironmentProcess:
             except BaseException as error:
                 raise making_failed(error) from error.__cause__
         try:
-            result = env.reset(seed=seed)
+            return *checked_reset(env, env.reset(seed=seed)), env_name(env), advised_turns(env)
         except _Terminated:
             raise
         except BaseException as error:
             raise call_failed(env, "reset", error) from error
-        return *checked_reset(env, result), env_name(env), advised_turns(env)
 
     def _step(self, action: str) -> tuple[Any, ...]:
         env = self._env
         if env is None:
             raise EnvError("step before reset")
         try:
-            result = env.step(action)
+            return checked_step(env, env.step(action))
         except _Terminated:
             raise
         except BaseException as error:
             raise call_failed(env, "step", error) from error
-        return checked_step(env, result)
 
     def _next_frame(self) -> bytes | None:
         header = self._reader.read(HEADER.size)

@@ -64,11 +64,10 @@ class ThreadWorker:
                     failure = making_failed(error)
                     raise failure from failure.__cause__
             try:
-                result = self._env.reset(seed=seed)
+                return checked_reset(self._env, self._env.reset(seed=seed))
             except BaseException as error:
                 failure = call_failed(self._env, "reset", error)
                 raise failure from failure.__cause__
-            return checked_reset(self._env, result)
 
         self._check_usable()
         return await self._thread.call(job, deadline, stage="reset", what=self._describe("reset"))
@@ -80,11 +79,10 @@ class ThreadWorker:
             if self._env is None:
                 raise EnvError("step before reset")
             try:
-                result = self._env.step(action)
+                return checked_step(self._env, self._env.step(action))
             except BaseException as error:
                 failure = call_failed(self._env, "step", error)
                 raise failure from failure.__cause__
-            return checked_step(self._env, result)
 
         self._check_usable()
         return await self._thread.call(job, deadline, stage="step", what=self._describe("step"))

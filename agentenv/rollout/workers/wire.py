@@ -16,8 +16,10 @@ from typing import Any
 
 from agentenv import errors
 from agentenv.errors import AgentEnvError, EnvError
+from agentenv.rollout.workers.contract import safe_repr
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+_DEEPEST = 32
 
 HEADER = struct.Struct("!I")
 """The length of the payload that follows."""
@@ -91,19 +93,26 @@ class FrameReader:
         return payload
 
 
-def json_able(value: Any) -> Any:
-    """A copy in JSON's types; what JSON lacks becomes its repr (an info is for people, not a channel for objects)."""
+def json_able(value: Any, depth: int = 0) -> Any:
+    """A copy in JSON's types; what JSON lacks, and what is nested more than 32 deep, becomes its repr.
+
+    An info is for people, not a channel for objects.
+    """
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
-    if isinstance(value, dict):
-        return {str(key): json_able(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_able(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return json_able(value.item())
-    return repr(value)
+    if depth < _DEEPEST:
+        if isinstance(value, dict):
+            return {
+                key if isinstance(key, str) else safe_repr(key): json_able(item, depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [json_able(item, depth + 1) for item in value]
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+            return json_able(value.item(), depth + 1)
+    return safe_repr(value)
 
 
 def error_to_wire(error: AgentEnvError) -> list[Any]:

@@ -124,7 +124,6 @@ def test_redundant_members_up_to_the_slots_are_allowed() -> None:
     assert RolloutConfig(batch_size=16, group_size=8, redundant_groups=2, asynchrony=0.0).max_groups == 4
 
 
-@pytest.mark.xfail(reason="not refused yet")
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -117,7 +117,7 @@ def test_a_slot_whose_episode_was_surplus_does_not_rest() -> None:
             controller.sync_weights({}, step + 1)
         # A step takes 2 s: one for the token and one in the environment. Rests of up to 5 s would be on top.
         assert runner.now <= 12 * 2.0 + 0.5
-        assert not controller._scheduler._failed_in_a_row
+        assert not controller._scheduler._player._failed_in_a_row
 
 
 def _group(request: Any) -> int:

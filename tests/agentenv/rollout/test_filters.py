@@ -126,7 +126,6 @@ def test_a_filter_that_raises_ends_the_run_at_once_with_its_exception(
     run.counts()
 
 
-@pytest.mark.xfail(reason="the message says 'booking episode g0-0 failed', not that keep_group raised")
 def test_the_message_names_the_filter_that_raised(virtual_run: Any, tasks: Any) -> None:
     def keep(group: list[Trajectory]) -> bool:
         raise KeyError("family")

@@ -197,7 +197,6 @@ def test_an_episode_that_ends_while_suspended_is_followed_by_no_other(virtual_ru
     assert played.times("reset", 2) == [53.0, 53.0]
 
 
-@pytest.mark.xfail(reason="an update resumes engines that were suspended before it")
 def test_weights_given_while_suspended_do_not_end_the_suspension(virtual_run: Any, tasks: Any) -> None:
     run = virtual_run(tasks(tokens=lambda *_: 10))
     run.controller.start()
@@ -244,9 +243,7 @@ def test_a_restarted_turn_holds_tokens_of_the_new_version_only_and_is_counted(
         ("suspend",),
         ("update",),
         ("resume",),
-        pytest.param(
-            ("update", "resume"), marks=pytest.mark.xfail(reason="resume, in the cleanup, has no deadline")
-        ),
+        ("update", "resume"),
     ],
 )
 def test_an_engine_that_hangs_at_an_update_ends_the_run_within_the_deadline(
@@ -294,10 +291,7 @@ def test_an_engine_that_hangs_at_the_close_is_left_behind(
     "error",
     [
         ModelError("out of memory"),
-        pytest.param(
-            RuntimeError("out of memory"),
-            marks=pytest.mark.xfail(reason="only an AgentEnvError ends the run"),
-        ),
+        RuntimeError("out of memory"),
     ],
 )
 def test_an_update_that_fails_on_one_engine_ends_the_run(
@@ -322,7 +316,6 @@ def test_weights_that_do_not_fit_are_bad_input_and_not_the_end(virtual_run: Any,
     assert len(run.controller.get_batch(1)) == 4
 
 
-@pytest.mark.xfail(reason="LLMProxy.release waits for the engine without a deadline")
 def test_an_engine_that_hangs_at_the_end_of_an_episode_does_not_keep_its_slot(
     virtual_run: Any, tasks: Any
 ) -> None:
@@ -352,7 +345,6 @@ def test_an_engine_that_dies_while_nobody_generates_reaches_get_batch_within_the
     assert run.counts()["running"] == 0
 
 
-@pytest.mark.xfail(reason="the heartbeat ends training episodes only, and beats only after start")
 @pytest.mark.parametrize("started", [True, False])
 def test_an_engine_that_dies_reaches_an_evaluation_that_waits_for_it(started: bool) -> None:
     model = Slow()
@@ -384,7 +376,6 @@ def test_the_death_of_the_event_loop_reaches_a_waiting_get_batch() -> None:
             controller.stop()
 
 
-@pytest.mark.xfail(reason="stop raises where the loop has died, in place of what happened before")
 def test_stop_after_the_death_of_the_event_loop_raises_nothing() -> None:
     with _controller() as controller:
         controller.get_batch(0)
@@ -413,9 +404,6 @@ def test_a_failure_rate_above_the_limit_names_the_dominant_cause_with_an_example
     assert isinstance(caught.value.__cause__, Exception)
 
 
-@pytest.mark.xfail(
-    reason="a CancelledError of the environment's own counts as a cancelled episode, without end"
-)
 def test_an_environment_that_is_cancelled_from_inside_is_a_failure(virtual_run: Any) -> None:
     class Leaking(Quick):
         async def step(self, action: str) -> Any:
@@ -428,7 +416,6 @@ def test_an_environment_that_is_cancelled_from_inside_is_a_failure(virtual_run: 
         run.controller.get_batch(0)
 
 
-@pytest.mark.xfail(reason="what the ledger raises in the end of an episode is lost, and nobody is woken")
 def test_a_ledger_that_raises_reaches_a_waiting_get_batch(virtual_run: Any, tasks: Any) -> None:
     class Ledger:
         given = 0
@@ -532,9 +519,6 @@ def test_stop_in_the_middle_of_a_weight_update_after_which_episodes_would_go_on(
         assert counts["consumed"] == 12 and counts["running"] == 0
 
 
-@pytest.mark.xfail(
-    reason="the loop's thread waits for tasks that swallow their cancellation, for step_timeout_s"
-)
 def test_stop_does_not_wait_for_an_environment_that_swallows_its_cancellation() -> None:
     release = threading.Event()
 
@@ -557,7 +541,6 @@ def test_stop_does_not_wait_for_an_environment_that_swallows_its_cancellation() 
             release.set()
 
 
-@pytest.mark.xfail(reason="an engine's exception at the close comes out of stop")
 def test_stop_reports_an_engine_that_fails_to_close_in_the_log(
     virtual_run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

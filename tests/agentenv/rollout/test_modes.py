@@ -127,7 +127,7 @@ def test_rewards_come_as_episodes_end_or_in_batch_mode_after_all_have(
 
 @pytest.mark.parametrize(
     "num_envs",
-    [2, pytest.param(1, marks=pytest.mark.xfail(reason="with one slot nothing runs between two episodes"))],
+    [2, 1],
 )
 def test_in_batch_mode_rewards_wait_for_episodes_that_have_not_begun(
     virtual_run: Any, tasks: Any, num_envs: int

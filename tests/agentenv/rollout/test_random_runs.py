@@ -43,6 +43,8 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         settings["redundant_groups"] = chance.choice([0, 0, 1, 2])
         settings["redundant_members"] = chance.choice([0, 0, 1, 2])
         settings["on_sync"] = chance.choice(["continue", "restart"])
+        redundant = settings["redundant_groups"] * (group_size + settings["redundant_members"])
+        settings["num_envs"] += redundant
     return settings
 
 

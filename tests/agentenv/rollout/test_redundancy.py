@@ -189,9 +189,6 @@ def test_a_batch_of_partial_groups_is_any_finished_episodes(virtual_run: Any, ta
     assert run.counts()["discarded"] == {"surplus": 4}
 
 
-@pytest.mark.xfail(
-    reason="partial_groups: a group that ended short keeps its place, nothing is opened for it"
-)
 def test_a_group_that_ended_short_holds_up_no_batch_of_partial_groups(virtual_run: Any) -> None:
     run = virtual_run(
         env=_dead_env(1),
@@ -205,7 +202,6 @@ def test_a_group_that_ended_short_holds_up_no_batch_of_partial_groups(virtual_ru
     assert len(run.controller.get_batch(0)) == 4
 
 
-@pytest.mark.xfail(reason="a cancelled surplus turn counts as a failure of the slot")
 def test_a_slot_whose_surplus_was_cancelled_in_a_turn_does_not_rest(virtual_run: Any, tasks: Any) -> None:
     played = tasks(tokens=lambda seed, *_: 50 if seed == 0 else 2)
     run = virtual_run(played, redundant_groups=1, num_envs=5, asynchrony=0.0)

@@ -207,7 +207,6 @@ def test_whatever_a_reward_raises_is_a_reward_error(make: Any, error: BaseExcept
         assert set(controller.counts()["discarded"]) <= {"reward_RewardError", "stopped"}
 
 
-@pytest.mark.xfail(reason="a future takes no StopIteration: the reward waits for its deadline")
 def test_a_reward_that_runs_out_of_an_iterator_is_a_reward_error() -> None:
     with (
         _controller(lambda t: next(iter([])), max_failure_rate=0.5, reward_timeout_s=1.0) as controller,
@@ -229,7 +228,6 @@ def test_a_value_that_is_no_reward_is_a_reward_error(value: Any) -> None:
         controller.get_batch(0)
 
 
-@pytest.mark.xfail(reason="_checked raises what item() and isfinite() raise")
 @pytest.mark.parametrize("value", [np.array([1.0, 2.0]), 10**400])
 def test_a_value_that_only_looks_like_a_number_is_a_reward_error(value: Any) -> None:
     with (
@@ -247,7 +245,6 @@ def test_any_number_is_a_reward(value: Any) -> None:
         assert all(type(trajectory.reward) is float for trajectory in batch)
 
 
-@pytest.mark.xfail(reason="what reward_fn adds to the info is kept as it is")
 def test_what_a_reward_adds_to_the_info_is_json() -> None:
     with _controller(lambda t: (1.0, {"score": np.float32(0.5), "tags": {"a"}})) as controller:
         for trajectory in controller.get_batch(0):
