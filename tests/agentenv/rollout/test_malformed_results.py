@@ -131,6 +131,7 @@ def test_what_has_no_utf_8_form_in_an_observation_becomes_a_question_mark() -> N
 
     class Env(_Env):
         async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            await super().reset(seed=seed)
             return "task \udc80 über", {}
 
         async def step(self, action: str) -> Any:
