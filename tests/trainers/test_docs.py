@@ -11,14 +11,15 @@ import pytest
 from agentenv_trainers import SAOTrainer
 
 
-def references(repository: Path) -> list[tuple[str, str]]:
-    text = (repository / "docs" / "papers.md").read_text(encoding="utf-8")
+def references(repository: Path, document: str) -> list[tuple[str, str]]:
+    text = (repository / "docs" / document).read_text(encoding="utf-8")
     return re.findall(r"`([\w/]+\.py)::(\w+)`", text)
 
 
-def test_every_function_and_test_that_the_papers_list_names_exists(repository: Path) -> None:
-    found = references(repository)
-    assert len(found) > 25
+@pytest.mark.parametrize("document", ["papers.md", "rollout.md"])
+def test_every_function_and_test_that_a_table_names_exists(repository: Path, document: str) -> None:
+    found = references(repository, document)
+    assert len(found) > 20
     for path, name in found:
         source = (repository / path).read_text(encoding="utf-8")
         assert re.search(rf"^(async )?(def|class) {name}\b|^{name}\b.* = ", source, re.MULTILINE), (
