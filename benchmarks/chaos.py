@@ -11,12 +11,14 @@ process of its own, which must not outlive it. The same without faults, in the s
   reason; counted after every batch and after the stop.
 - stale: samples in a batch for step n that were started by a version before n - alpha.
 - orphans: processes of the run that are there a second after the stop, however they are related to this one.
-- memory: resident set of this process, mean of the last tenth of the episodes over that of the second tenth.
+- memory: resident set of this process after a garbage collection, mean of the last tenth of the episodes over that of
+  the second tenth.
 - healthy: samples in batches per second, with faults over without.
 """
 
 import argparse
 import functools
+import gc
 import json
 import logging
 import os
@@ -182,6 +184,7 @@ def play(args: argparse.Namespace, fault_rate: float, progress: Progress) -> Out
             seen.update(sample.group_id for sample in batch)
             del batch
             account(outcome, controller)
+            gc.collect()
             rss.append((outcome.produced, resident_mb()))
             progress.update(
                 min(outcome.produced, args.episodes),
