@@ -76,7 +76,8 @@ def rollout_config(**settings: Any) -> RolloutConfig:
             **{f"{name}_timeout_s": _NEVER_S for name in timeouts},
             "max_tokens_per_turn": _NO_LIMIT,
             "max_tokens_per_episode": _NO_LIMIT,
-            "heartbeat_s": 60.0,
+            # Nothing dies here, and a look every second would cost more than all else.
+            "heartbeat_s": _NEVER_S,
             "max_failure_rate": 1.0,
             **settings,
         }

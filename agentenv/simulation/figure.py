@@ -56,9 +56,9 @@ class Estimate:
 
 
 def t_quantile(degrees: int) -> float:
-    """The 97.5 % point of Student's t, to 0.2 %, from its expansion about the normal one."""
-    if degrees <= 2:
-        return (12.706, 4.303)[degrees - 1]
+    """The 97.5 % point of Student's t, to 0.3 %, from its expansion about the normal one."""
+    if degrees <= 3:
+        return (12.706, 4.303, 3.182)[degrees - 1]
     z = statistics.NormalDist().inv_cdf(0.975)
     return (
         z

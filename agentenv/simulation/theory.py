@@ -166,7 +166,7 @@ def summarise(results: Measurements) -> Summary:
         violations = sum(ratio > 1.0 + _ROUNDING for ratio in ratios)
         rows.append((title, float(violations), f"{max(ratios):.4f}", Estimate.of(ratios)))
         if name in CHECKED:
-            bars.append(Bar(f"{title}: bound violated", violations, "==", 0, f"of {len(ratios)} cases"))
+            bars.append(Bar(f"{title}: violations in {len(ratios)} cases", violations, "==", 0))
             curves[name] = ratios
     for name, what in (("share_distance", "share"), ("seconds_distance", "time, relative")):
         worst = max(column(measurements, name))
