@@ -71,6 +71,18 @@ def test_both_modes_play_the_same_episodes():
     assert played("sync") == played("batch")
 
 
+def test_batch_mode_takes_the_slowest_of_every_turn_and_sync_the_slowest_sum():
+    workload = Workload(turns=4, step_s=Gaussian(10.0, 5.0), seed=3)
+
+    def played(mode):
+        config = rollout_config(batch_size=16, num_envs=16, mode=mode, num_steps=1)
+        return simulate(Run(config, workload), seed=3, keep_batches=True)
+
+    plans = [workload.episode(trajectory.seed, 0).step_s for trajectory in played("batch").batches[0]]
+    assert played("batch").total_s == pytest.approx(sum(map(max, zip(*plans, strict=True))))
+    assert played("sync").total_s == pytest.approx(max(map(sum, plans)))
+
+
 def test_a_run_repeats_exactly_and_another_seed_gives_another():
     run = Run(
         rollout_config(batch_size=16, group_size=4, num_envs=12, asynchrony=1.0, num_steps=4),
