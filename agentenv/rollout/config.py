@@ -106,7 +106,8 @@ class RolloutConfig:
     max_failure_rate: float = 0.5
     """The run stops when more than this share of the last ``failure_window`` episodes failed; 1.0: never."""
     failure_window: int = 64
-    """Episodes over which the failure rate is taken; fewer than a quarter of it never stop the run."""
+    """Episodes over which the failure rate is taken, or ``num_envs`` if that is more; fewer than a quarter of it, or
+    than one for each slot, never stop the run."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

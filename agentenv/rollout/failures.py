@@ -54,9 +54,11 @@ class FailurePolicy:
         self._reset_backoff_s = config.reset_backoff_s
         self._limit = config.max_failure_rate
         self._num_slots = config.num_envs
-        self._outcomes: deque[tuple[str, str, str] | None] = deque(maxlen=config.failure_window)
+        # Failures end sooner than good episodes: before every slot could have ended one, their share says nothing.
+        self._least = max(config.failure_window // 4, min(config.num_envs, config.max_outstanding))
+        window = max(config.failure_window, self._least)
+        self._outcomes: deque[tuple[str, str, str] | None] = deque(maxlen=window)
         """Reason, example and slot of each failure; None for a success."""
-        self._least = max(1, config.failure_window // 4)
 
     def reset_pause_s(self, attempt: int, error: Exception) -> float | None:
         """How long to wait before a failed reset is tried again in a new environment; None: it is not.

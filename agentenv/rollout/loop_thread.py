@@ -78,7 +78,11 @@ class LoopThread:
             raise RolloutError(
                 "the rollout was called from inside its own event loop, which would wait for itself"
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise RolloutError("the rollout's event loop has ended") from None
         pulse = _Pulse(self._loop)
         try:
             while True:
@@ -90,6 +94,8 @@ class LoopThread:
                     if future.done():
                         return future.result()
                     if not self.is_running:
+                        # It may have been handed over to a loop that stopped before it began.
+                        coroutine.close()
                         raise RolloutError("the rollout's event loop died while a call was waiting") from None
                     if pulse.missing_s() > self._unresponsive_s:
                         self._blocked = True
