@@ -93,7 +93,7 @@ class LoopThread:
                 except TimeoutError:
                     if future.done():
                         return future.result()
-                    if not self.is_running:
+                    if not self._thread.is_alive():
                         # It may have been handed over to a loop that stopped before it began.
                         coroutine.close()
                         raise RolloutError("the rollout's event loop died while a call was waiting") from None
@@ -104,7 +104,7 @@ class LoopThread:
                             'blocks it, such as an environment that waits or computes for long with worker="inline"'
                         ) from None
         finally:
-            if not future.done() and self.is_running:
+            if not future.done() and self._thread.is_alive():
                 future.cancel()
 
     def stop(self) -> None:
