@@ -74,7 +74,7 @@ def _reply(workload: Workload) -> str:
     factor = (
         ""
         if workload.difficulty == Constant(1.0)
-        else f", times a factor of the prompt ({workload.difficulty})"
+        else f", times a factor of the prompt, {workload.difficulty}"
     )
     most = f", at most {workload.most_tokens:g}" if workload.most_tokens < math.inf else ""
     return f"{workload.turns} of {workload.tokens} tokens{factor}{most}"
@@ -188,7 +188,7 @@ FIGURE = Figure(
         "workers": f"{WORKERS}; synchronous: all roll out, then all train; asynchronous: a fixed share trains",
         "engine": f"one a worker; {MODEL}, {MODEL.knee:g} episodes at a time",
         **{f"{name}: reply": _reply(kind.workload) for name, kind in KINDS.items()},
-        "agents: latency": f"{KINDS['agents'].workload.step_s} s a turn; "
+        "agents: latency": f"{KINDS['agents'].workload.step_s} s a turn, cut at 0; "
         f"{KINDS['agents'].workload.slow_share:.0%} of the episodes {KINDS['agents'].workload.slow_s:g} s longer",
         **{f"{name}: training": f"{kind.train_s:g} s a step on one worker" for name, kind in KINDS.items()},
         "weight update": "takes no time",

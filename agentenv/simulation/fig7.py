@@ -74,7 +74,8 @@ def summarise(results: Measurements) -> Summary:
     for arm, (title, _, _) in ARMS.items():
         seconds = Estimate.of(column(measurements, f"{arm}_s"))
         tokens = Estimate.of(column(measurements, f"{arm}_tokens"))
-        rows.append((title, seconds, PAPER_S.get(arm), ratio(measurements, "batch_s", f"{arm}_s"), tokens))
+        gain = ratio(measurements, "batch_s", f"{arm}_s") if arm != "batch" else None
+        rows.append((title, seconds, PAPER_S.get(arm), gain, tokens))
         curves[arm] = {"ours": seconds.as_dict(), "paper": PAPER_S.get(arm)}
     paper = PAPER_S["batch"] / PAPER_S["queue"]
     shorter = 1.0 - ratio(measurements, "queue_tokens", "batch_tokens").mean
@@ -109,7 +110,7 @@ FIGURE = Figure(
     assumed={
         "batch": f"{PROMPTS} prompts x {GROUP_SIZE} responses, up to {EXTRA} extra prompts (stated)",
         "steps": f"{STEPS} a seed; the mean is over them",
-        "response length": f"{WORKLOAD.tokens} tokens, times a factor of the prompt ({WORKLOAD.difficulty}), at most "
+        "response length": f"{WORKLOAD.tokens} tokens, times a factor of the prompt, {WORKLOAD.difficulty}, at most "
         f"{WORKLOAD.most_tokens:g}",
         "pass rate": f"{WORKLOAD.pass_rate} over the prompts: 22 % of the groups are dropped",
         "engines": f"{ENGINES}; {MODEL}",

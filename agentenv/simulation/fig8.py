@@ -79,7 +79,7 @@ FIGURE = Figure(
     assumed={
         "engines": f"{ENGINES}; {MODEL}",
         "in flight": "the whole batch from the start",
-        "response length": f"{WORKLOAD.tokens} tokens, times a factor of the prompt ({WORKLOAD.difficulty}), at most "
+        "response length": f"{WORKLOAD.tokens} tokens, times a factor of the prompt, {WORKLOAD.difficulty}, at most "
         f"{WORKLOAD.most_tokens:g}",
     },
     measure=measure,

@@ -49,7 +49,7 @@ class Gaussian:
         return max(0.0, rng.gauss(self.mean, self.sd))
 
     def __str__(self) -> str:
-        return f"N({self.mean:g}, {self.sd:g}) cut at 0"
+        return f"N({self.mean:g}, {self.sd:g})"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LogNormal:
         return self.median * math.exp(rng.gauss(0.0, self.sigma))
 
     def __str__(self) -> str:
-        return f"log-normal, median {self.median:g}, sigma {self.sigma:g}"
+        return f"log-normal (median {self.median:g}, sigma {self.sigma:g})"
 
 
 @dataclass(frozen=True)
