@@ -29,12 +29,12 @@ _SPEC.loader.exec_module(deadlock)
 def test_one_dead_environment_blocks_no_batch(case: Any) -> None:
     result = deadlock.play(case, steps=2)
     assert result.error == ""
-    assert result.longest_step_s <= deadlock.LONGEST_STEP_S[case.fault]
+    assert result.longest_step_s <= case.longest_step_s
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_one_dead_environment_among_many_slow_ones_does_not_stop_the_run(alpha: float) -> None:
-    result = deadlock.play(deadlock.Case(100, "death", alpha, 0), steps=3, episode_s=300.0)
+    result = deadlock.play(deadlock.Case(100, "death", alpha, 0, 300.0))
     assert result.error == ""
 
 
