@@ -3,13 +3,14 @@
 Invariants:
 
 * The result does not depend on the number of processes.
-* An interrupt, or an error in one measurement, ends all of them.
+* An interrupt, or an error in one measurement, ends all of them at once, and the processes with them.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import signal
 from collections.abc import Callable
 
 from agentenv.simulation import figures
@@ -36,16 +37,26 @@ def measure_all(
     else:
         # Spawned, not forked: the caller may have threads (a progress line).
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
-            try:
-                running = {pool.submit(_measure, figure.name, *item): item for item in work}
-                for future in concurrent.futures.as_completed(running):
-                    measured[running[future]] = future.result()
-                    on_done(len(measured))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        others = set(multiprocessing.active_children())
+        pool = concurrent.futures.ProcessPoolExecutor(
+            min(jobs, len(work)), mp_context=context, initializer=_leave_interrupts_to_the_caller
+        )
+        try:
+            running = {pool.submit(_measure, figure.name, *item): item for item in work}
+            for future in concurrent.futures.as_completed(running):
+                measured[running[future]] = future.result()
+                on_done(len(measured))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+        pool.shutdown()
     return {case: [measured[case, seed] for seed in range(seeds)] for case in figure.cases}
+
+
+def _leave_interrupts_to_the_caller() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _measure(name: str, case: str, seed: int) -> Measurement:

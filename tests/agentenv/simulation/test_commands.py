@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -177,6 +180,41 @@ def test_worker_processes_measure_what_one_process_measures():
     together = measuring.measure_all(figure, seeds=3, jobs=2, on_done=done.append)
     assert together == alone
     assert done == [1, 2, 3]
+
+
+def _lives(pid):
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found by /proc")
+def test_an_interrupt_ends_the_worker_processes_at_once(tmp_path):
+    command = [sys.executable, "-m", "agentenv.cli", "simulate", "theory", "--jobs", "2"]
+    running = subprocess.Popen(
+        [*command, "--json", str(tmp_path / "never.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    assert "run 1/1000" in running.stderr.readline()
+    (children,) = [
+        children.read_text().split()
+        for children in Path("/proc", str(running.pid), "task").glob(f"{running.pid}/children")
+    ]
+    assert len(children) >= 2
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, out) == (130, "")
+    assert err.endswith("agentenv: interrupted\n")
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 10.0
+    while left := [child for child in children if _lives(child)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_console_script_simulates_and_the_module_is_not_imported_for_other_commands(tmp_path):
