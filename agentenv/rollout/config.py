@@ -162,12 +162,13 @@ class RolloutConfig:
                 f"{self.launched_per_group} would take all slots, num_envs is {self.num_envs}; must be at most "
                 f"{(self.num_envs - 1) // self.launched_per_group}"
             )
-        for name in ("redundant_groups", "redundant_members"):
-            if self.mode == "batch" and getattr(self, name):
-                raise ValueError(
-                    f"RolloutConfig.{name} is {getattr(self, name)} in mode 'batch', in which all wait for the "
-                    "slowest, surplus or not; must be 0"
-                )
+        useless = self.redundant_members or (self.redundant_groups and not self.filter_zero_variance)
+        if self.mode == "batch" and useless:
+            name = "redundant_members" if self.redundant_members else "redundant_groups"
+            raise ValueError(
+                f"RolloutConfig.{name} is {getattr(self, name)} in mode 'batch', in which all wait for the slowest, "
+                "surplus or not; must be 0 (redundant_groups may stand in for filtered ones)"
+            )
         if self.filter_zero_variance and self.group_size < 2:
             raise ValueError(
                 f"RolloutConfig.filter_zero_variance is true with group_size {self.group_size}: every group would be "

@@ -133,6 +133,9 @@ class EnvManager:
         if self._barrier is not None:
             self._barrier.join()
         try:
+            if self._barrier is not None:
+                # Those that start with this one must have joined before it arrives anywhere.
+                await asyncio.sleep(0)
             await self._reset(episode)
             terminated, truncated, end_reason = await self._play(episode)
         except UsageError:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from agentenv import AsyncEnv
+from agentenv.inference import Generation, GenerationRequest
+from agentenv.testing import ScriptedModel
 from agentenv.trajectory import Trajectory
 
 # Tokens (1 s each) and step seconds per turn of tasks 0, 1 and 2.
@@ -168,6 +171,7 @@ def test_after_a_batch_in_batch_mode_the_next_wave_is_a_whole_one(virtual_run: A
     played = tasks(step_s=lambda seed, *_: float(seed % 4))
     run = virtual_run(played, mode="batch", batch_size=4, num_envs=8)
     run.train(3, train_s=7.0)
+    run.sleep(0.0)
     # A token and the slowest step, then 7 s of training.
     assert sorted(set(played.times("reset"))) == [0.0, 11.0, 22.0, 33.0]
 
@@ -186,3 +190,30 @@ def test_in_batch_mode_a_task_that_is_given_up_is_replaced_in_the_next_wave(
     # Task 0 dies at 1 s; the others' three turns of 4 s each end at 12 s, and only then is there room.
     assert played.times("reset", 3) == [12.0]
     assert run.now == 24.0
+
+
+def test_in_batch_mode_the_lock_step_holds_where_nothing_yields_before_the_first_step(
+    virtual_run: Any,
+) -> None:
+    class AtOnce(ScriptedModel):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            return Generation([65], [-0.5], [self.version], "stop")
+
+    class Env(AsyncEnv):
+        made = 0
+
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.turn, self.slow_turn = 0, Env.made % 2
+            Env.made += 1
+            return "task", {}
+
+        async def step(self, action: str) -> Any:
+            await asyncio.sleep(9.0 if self.turn == self.slow_turn else 1.0)
+            self.turn += 1
+            return "more", 1.0, self.turn == 2, False, {}
+
+    # One is slow in its first turn, the other in its second: 9 + 9 s in lock-step.
+    engines = [AtOnce(["a"], repeat=True)]
+    run = virtual_run(env=Env, mode="batch", batch_size=2, num_envs=2, engines=engines)
+    run.controller.get_batch(0)
+    assert run.now == 18.0
