@@ -96,8 +96,8 @@ def test_every_option_that_is_named_exists(texts, swe_sao, repository):
         for path in (repository / "benchmarks").glob("*.py")
         for option in re.findall(r'add_argument\("--(\w+)"', path.read_text())
     }
-    # Options of other programs: the calibration command, the curve, compose.
-    assert named - {"json", "sandbox", "svg", "rm"} <= fields | benchmarks
+    # Options of other programs: the calibration command, the curve, compose, the simulation.
+    assert named - {"json", "sandbox", "svg", "rm", "plot"} <= fields | benchmarks
 
 
 def test_every_file_that_is_linked_exists(texts, repository):
