@@ -12,7 +12,8 @@ Invariants:
   would come too late for every step it could serve.
 * A group is finished when nothing of it runs or waits: failed members are tried again ``max_retries`` times in all,
   then it ends short; no failure leaves it open.
-* The task of a group that is given up for being surplus comes again, before new ones.
+* The task of a group that is given up for being surplus comes again before new ones, up to ``max_retries`` times; then
+  it is given up and counted, or the slowest tasks would take the redundant places for good.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class SampleBuffer:
         """Groups with members waiting to start, oldest first."""
         self._standing: Counter[tuple[float, bool]] = Counter()
         """Groups by oldest version and readiness."""
-        self._again: deque[int] = deque()
-        """Tasks of surplus groups."""
+        self._again: deque[tuple[int, int]] = deque()
+        """Tasks of surplus groups, and how often they were surplus."""
         self._doomed: dict[str, str] = {}
         """Episodes that run and will not be taken, with the reason."""
         self._to_cancel: list[EpisodeTicket] = []
@@ -68,6 +69,8 @@ class SampleBuffer:
         """Finished episodes not yet consumed, those of unfinished groups included."""
         self.consumed = 0
         self.produced = 0
+        self.tasks_given_up = 0
+        """Tasks that were surplus too often."""
         self.discarded: Counter[str] = Counter()
         self.discarded_tokens: Counter[str] = Counter()
         """Tokens sampled in discarded episodes, by reason."""
@@ -182,10 +185,10 @@ class SampleBuffer:
         tickets, self._to_cancel = self._to_cancel, []
         return tickets
 
-    def expire(self, step: int, reason: str = "stale") -> None:
+    def expire(self, step: float, reason: str = "stale") -> None:
         """Give up what neither ``step`` nor a later one could take.
 
-        With redundancy the whole group is surplus and its task comes again; without, the members are replaced.
+        With redundancy the whole group is surplus and its task may come again; without, the members are replaced.
         """
         oldest = step - self._config.alpha
         if not any(version < oldest for version, _ in self._standing):
@@ -195,7 +198,10 @@ class SampleBuffer:
                 continue
             if self._config.is_redundant or self._config.partial_groups:
                 self._drop(group, reason)
-                self._again.append(group.task_seed)
+                if group.times_surplus < self._config.max_retries:
+                    self._again.append((group.task_seed, group.times_surplus + 1))
+                else:
+                    self.tasks_given_up += 1
                 continue
             tickets = [ticket for ticket in group.running.values() if ticket.start_version < oldest]
             stale = [trajectory for trajectory in group.finished if trajectory.start_version < oldest]
@@ -236,7 +242,10 @@ class SampleBuffer:
             self.buffered -= len(taken)
         self.consumed += len(batch)
         self._wave = 0
-        self.expire(step + 1, "surplus" if self._config.is_redundant or partial else "stale")
+        is_last = step + 1 == self._config.num_steps
+        self.expire(
+            math.inf if is_last else step + 1, "surplus" if self._config.is_redundant or partial else "stale"
+        )
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,11 +259,13 @@ class SampleBuffer:
                     "in_flight": sorted(group.running),
                     "retries_left": group.retries_left,
                     "attempts": group.attempts,
+                    "times_surplus": group.times_surplus,
                     "finished": [trajectory.to_dict() for trajectory in group.finished],
                 }
                 for group in self._groups.values()
             ],
-            "again": list(self._again),
+            "again": [list(task) for task in self._again],
+            "tasks_given_up": self.tasks_given_up,
             "next_group": self._next_group,
             "next_episode": self._next_episode,
             "consumed": self.consumed,
@@ -272,12 +283,14 @@ class SampleBuffer:
                 item["missing"],
                 item["retries_left"],
                 item["attempts"],
+                item.get("times_surplus", 0),
                 finished=[Trajectory.from_dict(data) for data in item["finished"]],
             )
             self._groups[group.group_id] = group
             self.buffered += len(group.finished)
             self._update(group)
-        self._again = deque(state.get("again", ()))
+        self._again = deque((seed, times) for seed, times in state.get("again", ()))
+        self.tasks_given_up = state.get("tasks_given_up", 0)
         self._next_group = state["next_group"]
         self._next_episode = state["next_episode"]
         self.consumed = state["consumed"]
@@ -313,8 +326,9 @@ class SampleBuffer:
             if self._running or self._unstarted:
                 return None
             self._wave = max(limit - len(self._groups), 1)
+        times_surplus = 0
         if self._again:
-            seed = self._again.popleft()
+            seed, times_surplus = self._again.popleft()
         elif self._exhausted:
             self._wave = 0
             return None
@@ -326,7 +340,7 @@ class SampleBuffer:
                 self._wave = 0
                 return None
         self._wave = max(self._wave - 1, 0)
-        group = Group(f"g{self._next_group}", seed, members, config.max_retries)
+        group = Group(f"g{self._next_group}", seed, members, config.max_retries, times_surplus=times_surplus)
         self._groups[group.group_id] = group
         self._next_group += 1
         return group

@@ -63,7 +63,7 @@ class RolloutConfig:
     environment's answer, no reward is computed before all have ended, and nothing new starts before that."""
     redundant_groups: int = 0
     """Groups played beyond what a batch needs; when it is full, those that can serve no later one are cancelled and
-    their tasks come again."""
+    their tasks come again, up to ``max_retries`` times."""
     redundant_members: int = 0
     """Episodes per group beyond ``group_size``; the first ``group_size`` to end make the group, the others are
     cancelled."""

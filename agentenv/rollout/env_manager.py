@@ -31,6 +31,7 @@ from agentenv.trajectory import Trajectory
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_TURNS = 50
+_PROCESS_PATIENCE_S = 1.0
 
 
 @dataclass
@@ -189,9 +190,19 @@ class EnvManager:
         return True
 
     async def settle(self) -> None:
-        """After a cancelled episode: wait until its environment call is over, or give the environment up."""
+        """After a cancelled episode: wait until its environment call is over, or give the environment up.
+
+        A thread must be waited for, up to the call's deadline; a process that does not answer soon is replaced, which
+        is cheaper.
+        """
         try:
-            await self._worker.settle()
+            if self._kind == "process":
+                async with asyncio.timeout(_PROCESS_PATIENCE_S):
+                    await self._worker.settle()
+            else:
+                await self._worker.settle()
+        except TimeoutError:
+            self._rebuild()
         except EpisodeTimeoutError as error:
             logger.warning("%s: %s, after its episode was cancelled", self.name, error)
             self._rebuild()

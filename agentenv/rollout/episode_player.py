@@ -75,13 +75,15 @@ class EpisodePlayer:
         self._failed_in_a_row: dict[EnvManager, int] = {}
         self._playing: dict[str, tuple[asyncio.Task[Trajectory], EnvManager]] = {}
         self._rewarding: dict[str, asyncio.Task[Trajectory]] = {}
-        self._unrewarded: list[tuple[EpisodeTicket, Trajectory]] = []
+        self._unrewarded: list[tuple[EpisodeTicket, Trajectory, str]] = []
         """Ended episodes whose rewards wait for all others, in mode "batch"."""
         self.version = 0
         """Of the weights that episodes start with."""
         self.next_step = 0
         """The next training step that takes a batch."""
         self.is_suspended = False
+        self.num_settling = 0
+        """Slots that wait for the environment call of a cancelled episode."""
         run.on_death.append(self._give_up)
 
     @property
@@ -147,7 +149,7 @@ class EpisodePlayer:
         _, manager = self._playing.pop(ticket.episode_id)
         was_doomed = self._buffer.is_doomed(ticket)
         if not task.cancelled() and task.exception() is None and self._rewards is not None and not was_doomed:
-            self._unrewarded.append((ticket, task.result()))
+            self._unrewarded.append((ticket, task.result(), manager.name))
         else:
             self._book(ticket, task, tokens=manager.action_tokens, started=started, slot=manager.name)
         if task.cancelled():
@@ -158,12 +160,13 @@ class EpisodePlayer:
             self._free(manager, failed=task.exception() is not None and not was_doomed)
         self.after_change()
 
-    def _rewarded(self, ticket: EpisodeTicket, ended: Trajectory, task: asyncio.Task[Trajectory]) -> None:
+    def _rewarded(
+        self, ticket: EpisodeTicket, ended: Trajectory, slot: str, task: asyncio.Task[Trajectory]
+    ) -> None:
         """A reward's task is done: book its episode."""
         del self._rewarding[ticket.episode_id]
         started = asyncio.get_running_loop().time() - ended.duration_s
-        # A reward has no slot: each failure is one of its own.
-        self._book(ticket, task, tokens=ended.num_action_tokens, started=started, slot=ticket.episode_id)
+        self._book(ticket, task, tokens=ended.num_action_tokens, started=started, slot=slot)
         self.after_change()
 
     def _book(
@@ -187,7 +190,7 @@ class EpisodePlayer:
         try:
             error = None if task.cancelled() else task.exception()
             if not task.cancelled() and error is None:
-                self._deliver(ticket, task.result())
+                self._deliver(ticket, task.result(), slot)
                 return
             was_doomed = self._buffer.is_doomed(ticket)
             if was_doomed:
@@ -213,8 +216,8 @@ class EpisodePlayer:
         except Exception as error:
             self._run.die(RolloutError(f"booking episode {ticket.episode_id} failed: {error!r}"), error)
 
-    def _deliver(self, ticket: EpisodeTicket, trajectory: Trajectory) -> None:
-        self._failures.success()
+    def _deliver(self, ticket: EpisodeTicket, trajectory: Trajectory, slot: str) -> None:
+        self._failures.success(trajectory.duration_s, slot=slot)
         self._metrics.ended(trajectory)
         self._buffer.add(ticket, trajectory)
         self._note_group(ticket)
@@ -248,7 +251,11 @@ class EpisodePlayer:
         self.fill()
 
     async def _settle(self, manager: EnvManager) -> None:
-        await manager.settle()
+        self.num_settling += 1
+        try:
+            await manager.settle()
+        finally:
+            self.num_settling -= 1
         self._idle.append(manager)
         self.fill()
 
@@ -269,15 +276,15 @@ class EpisodePlayer:
         if self._config.mode == "batch" and (self._playing or not self._buffer.wave_has_started):
             return
         ended, self._unrewarded = self._unrewarded, []
-        for ticket, trajectory in ended:
+        for ticket, trajectory, slot in ended:
             task = self._run.in_background(self._rewards.reward(trajectory), handled=True)
             self._rewarding[ticket.episode_id] = task
-            task.add_done_callback(partial(self._rewarded, ticket, trajectory))
+            task.add_done_callback(partial(self._rewarded, ticket, trajectory, slot))
 
     def _give_up(self) -> None:
         """The run is over: end every episode."""
         for task in self.tasks:
             task.cancel()
         ended, self._unrewarded = self._unrewarded, []
-        for ticket, trajectory in ended:
+        for ticket, trajectory, _ in ended:
             self._buffer.discard(ticket, "stopped", tokens=trajectory.num_action_tokens)

@@ -59,6 +59,10 @@ class FailurePolicy:
         window = max(config.failure_window, self._least)
         self._outcomes: deque[tuple[str, str, str] | None] = deque(maxlen=window)
         """Reason, example and slot of each failure; None for a success."""
+        self._failing: set[str] = set()
+        """Slots whose last episode failed."""
+        self._good_episode_s = 0.0
+        """A moving mean of what good episodes take."""
 
     def reset_pause_s(self, attempt: int, error: Exception) -> float | None:
         """How long to wait before a failed reset is tried again in a new environment; None: it is not.
@@ -77,7 +81,9 @@ class FailurePolicy:
 
     def slot_pause_s(self, failures: int) -> float:
         """How long a slot rests after so many failures in a row: it must not turn into a busy loop."""
-        return min(_SLOT_PAUSE_S * 2.0 ** min(failures, 16), _LONGEST_SLOT_PAUSE_S) if failures else 0.0
+        if not failures:
+            return 0.0
+        return min(_SLOT_PAUSE_S * 2.0 ** min(failures, 16), max(_LONGEST_SLOT_PAUSE_S, self._good_episode_s))
 
     @property
     def rate(self) -> float:
@@ -85,9 +91,12 @@ class FailurePolicy:
         failures = sum(outcome is not None for outcome in self._outcomes)
         return failures / len(self._outcomes) if self._outcomes else 0.0
 
-    def success(self) -> None:
-        """An episode ended with a sample."""
+    def success(self, duration_s: float, *, slot: str) -> None:
+        """An episode of the slot ended with a sample."""
         self._outcomes.append(None)
+        weight = 0.1 if self._good_episode_s else 1.0
+        self._good_episode_s += weight * (duration_s - self._good_episode_s)
+        self._failing.discard(slot)
 
     def failure(self, reason: str, example: str, *, slot: str) -> str | None:
         """An episode failed.
@@ -104,10 +113,13 @@ class FailurePolicy:
             why the run must stop, or None to go on.
         """
         self._outcomes.append((reason, example, slot))
+        self._failing.add(slot)
         if len(self._outcomes) < self._least or self._limit >= 1.0 or self.rate <= self._limit:
             return None
         failures = [outcome for outcome in self._outcomes if outcome is not None]
-        if len({name for _, _, name in failures}) < self._limit * min(self._num_slots, len(failures)):
+        slots = len({name for _, _, name in failures})
+        in_window = slots > self._limit * min(self._num_slots, len(failures))
+        if not in_window and len(self._failing) <= self._limit * self._num_slots:
             return None
         (dominant, times), *_ = Counter(name for name, _, _ in failures).most_common(1)
         last = next(message for name, message, _ in reversed(failures) if name == dominant)

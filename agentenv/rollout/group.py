@@ -30,6 +30,8 @@ class Group:
     """Members still to start."""
     retries_left: int
     attempts: int = 0
+    times_surplus: int = 0
+    """How often the task was given up for being surplus before it came again."""
     running: dict[str, EpisodeTicket] = field(default_factory=dict)
     finished: list[Trajectory] = field(default_factory=list)
     standing: tuple[float, bool] | None = None

@@ -128,7 +128,13 @@ class StepMetrics:
         self.begin(now, engines_busy_s)
 
     def report(
-        self, buffer: SampleBuffer, *, failure_rate: float, workers_replaced: int, restarted_tokens: int
+        self,
+        buffer: SampleBuffer,
+        *,
+        failure_rate: float,
+        workers_replaced: int,
+        slots_settling: int,
+        restarted_tokens: int,
     ) -> dict[str, float]:
         """The last batch's numbers with the present counts."""
         discarded, tokens = buffer.discarded, buffer.discarded_tokens
@@ -136,6 +142,8 @@ class StepMetrics:
             **self._last,
             "failure_rate": failure_rate,
             "workers_replaced": float(workers_replaced),
+            "slots_settling": float(slots_settling),
+            "tasks_given_up": float(buffer.tasks_given_up),
             "wasted_tokens": float(sum(tokens.values()) + restarted_tokens),
             "restarted_tokens": float(restarted_tokens),
             "buffered": float(buffer.buffered),

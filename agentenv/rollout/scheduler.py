@@ -112,6 +112,7 @@ class EpisodeScheduler:
             self._buffer,
             failure_rate=self._failures.rate,
             workers_replaced=sum(manager.workers_made - 1 for manager in self._managers),
+            slots_settling=self._player.num_settling,
             restarted_tokens=self._proxy.restarted_tokens,
         )
 
@@ -147,6 +148,11 @@ class EpisodeScheduler:
         loop, player = asyncio.get_running_loop(), self._player
         started = loop.time()
         deadline = started + self._config.batch_timeout_s
+        if self._run.fatal is None and player.version < step - self._config.alpha:
+            raise UsageError(
+                f"step {step} needs episodes of version >= {step - self._config.alpha:g}, the engines have "
+                f"{player.version}: call sync_weights after each step"
+            )
         player.next_step = step
         self._buffer.expire(step)
         player.after_change()
@@ -156,11 +162,6 @@ class EpisodeScheduler:
             batch = self._buffer.take(step)
             if batch is not None:
                 break
-            if player.version < step - self._config.alpha:
-                raise UsageError(
-                    f"step {step} needs episodes of version >= {step - self._config.alpha:g}, the engines have "
-                    f"{player.version}: call sync_weights after each step"
-                )
             if self._buffer.is_exhausted and self._buffer.outstanding == self._buffer.buffered:
                 raise RolloutError(f"no task is left for step {step}: {self._describe()}")
             if loop.time() >= deadline:
@@ -214,6 +215,10 @@ class EpisodeScheduler:
         """See :meth:`AsyncController.evaluate`."""
         if num_envs is not None and num_envs < 1:
             raise UsageError(f"evaluate: num_envs is {num_envs}, must be at least 1")
+        if self._player.is_suspended:
+            raise UsageError(
+                "evaluate: the engines are suspended, and this call would wait for them: call resume first"
+            )
         make = env_fn or self._env_fn
         name = f"eval{next(self._evaluations)}"
         slots = min(num_envs or self._config.num_envs, len(seeds))
@@ -319,5 +324,5 @@ class EpisodeScheduler:
     def _describe(self) -> str:
         return (
             f"version {self._player.version}, counts {self._buffer.counts()}, failure rate {self._failures.rate:.2f}, "
-            f"{self._player.num_playing} episodes running"
+            f"{self._player.num_playing} episodes running, {self._player.num_settling} slots settling"
         )

@@ -107,6 +107,9 @@ class BufferMachine(RuleBasedStateMachine):
         self.ended_tasks: Counter[int] = Counter()
         """Filtered, or given up after failures."""
         self.open_tasks: dict[str, int] = {}
+        self.times_surplus: Counter[int] = Counter()
+        self.tasks_given_up = 0
+        """Those that were surplus too often."""
 
     def _new_buffer(self, ledger: LimitedLedger) -> SampleBuffer:
         return SampleBuffer(self.config, ledger, keep_group=keep_two_in_three if self.filtered else None)
@@ -274,10 +277,11 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_task_is_lost_or_doubled(self) -> None:
+        assert self.buffer.tasks_given_up == self.tasks_given_up
         places = Counter(self.consumed_tasks)
         places.update(self.ended_tasks)
         places.update(group.task_seed for group in self.buffer._groups.values())
-        places.update(self.buffer._again)
+        places.update(seed for seed, _ in self.buffer._again)
         assert places == Counter(self.ledger.handed_out)
 
     # The machine's own books.
@@ -336,11 +340,19 @@ class BufferMachine(RuleBasedStateMachine):
 
     def _follow_groups(self, what: str) -> None:
         now = {name: group.task_seed for name, group in self.buffer._groups.items()}
-        again = Counter(self.buffer._again)
+        again = Counter(seed for seed, _ in self.buffer._again)
         for name in set(self.open_tasks) - set(now):
             seed = self.open_tasks.pop(name)
             if again[seed] > 0:
                 assert self._is_redundant and what in ("expire", "take")
+                self.times_surplus[seed] += 1
+                assert (seed, self.times_surplus[seed]) in self.buffer._again
+                continue
+            too_often = self._is_redundant and self.times_surplus[seed] == self.config.max_retries
+            if too_often and self.buffer.tasks_given_up > self.tasks_given_up:
+                assert what in ("expire", "take")
+                self.tasks_given_up += 1
+                self.ended_tasks[seed] += 1
                 continue
             self.ended_tasks[seed] += 1
             was_filtered = self.filtered or self.config.filter_zero_variance

@@ -122,7 +122,7 @@ def test_what_partial_groups_leave_over_is_surplus_and_its_task_comes_again() ->
     _finish(buffer, *replacements[:4])
     assert buffer.take(1) is not None
     assert [ticket.episode_id for ticket in buffer.to_cancel()] == [t.episode_id for t in tickets[5:]]
-    assert buffer.state_dict()["again"] == [tickets[6].task_seed]
+    assert buffer.state_dict()["again"] == [[tickets[6].task_seed, 1]]
     for ticket in tickets[5:]:
         buffer.discard(ticket, "cancelled")
     assert set(buffer.discarded) == {"surplus"}

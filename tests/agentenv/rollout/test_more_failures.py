@@ -146,7 +146,6 @@ def test_rewards_that_all_fail_stop_the_run(make_controller: MakeController, num
     assert _failures(controller) <= controller.config.failure_window
 
 
-@pytest.mark.xfail(reason="slots count only while they are in the window", raises=AssertionError)
 @pytest.mark.parametrize("limit", [0.5, 0.8])
 @pytest.mark.parametrize("seed", range(3))
 def test_failures_of_very_different_length_stop_the_run_when_nothing_works(
@@ -166,7 +165,7 @@ def test_failures_of_very_different_length_stop_the_run_when_nothing_works(
 @pytest.mark.parametrize(
     ("num_envs", "limit"),
     [
-        pytest.param(2, 0.5, marks=pytest.mark.xfail(reason="half of the slots is not more than half")),
+        (2, 0.5),
         (2, 0.9),
         (3, 0.5),
         (8, 0.5),
@@ -191,7 +190,6 @@ def test_one_broken_slot_does_not_stop_the_run(
     assert made.episodes[0] > 64
 
 
-@pytest.mark.xfail(reason="a reward's failure counts as a slot of its own")
 def test_one_broken_slot_whose_rewards_fail_does_not_stop_the_run(make_controller: MakeController) -> None:
     # Its episodes end at once, and nothing can be said about what they did.
     async def reward(trajectory: Trajectory) -> float:

@@ -14,7 +14,6 @@ from agentenv.simulation.engine import DecodeModel, SimulatedEngine
 from agentenv.trajectory import Trajectory
 
 
-@pytest.mark.xfail(reason="what is buffered is given up before the step is found wrong")
 def test_a_batch_for_a_step_that_the_weights_are_too_old_for_is_refused_and_costs_nothing(
     virtual_run: Any, tasks: Any
 ) -> None:
@@ -66,7 +65,6 @@ def test_versions_that_jump_by_two_hold_up_nothing(
     assert run.now <= 6 * 16.0
 
 
-@pytest.mark.xfail(reason="surplus that would be fresh for a step after the last plays on")
 def test_after_the_last_batch_nothing_runs(virtual_run: Any, tasks: Any) -> None:
     played = tasks(step_s=lambda seed, *_: 300.0 if seed % 5 == 0 else 1.0 + seed % 7)
     run = virtual_run(played, redundant_groups=3, asynchrony=2.0, num_steps=8)
@@ -120,7 +118,6 @@ def test_a_ledger_that_ends_gives_its_surplus_tasks_before_the_run_does(virtual_
     assert sorted(trained) == list(range(12))
 
 
-@pytest.mark.xfail(reason="it waits for the deadline of every turn")
 def test_an_evaluation_while_the_engines_are_suspended_is_refused(virtual_run: Any, tasks: Any) -> None:
     run = virtual_run(tasks(), generate_timeout_s=5.0)
     run.controller.start()
@@ -129,7 +126,6 @@ def test_an_evaluation_while_the_engines_are_suspended_is_refused(virtual_run: A
         run.controller.evaluate(None, [1, 2, 3])
 
 
-@pytest.mark.xfail(reason="surplus tasks come again first and take the redundant places for good")
 def test_redundancy_helps_in_the_long_run_where_tasks_are_slow_by_nature(
     virtual_run: Any, tasks: Any
 ) -> None:
@@ -177,7 +173,7 @@ def test_a_run_that_goes_on_from_any_moment_loses_no_task_and_trains_none_twice(
 
     def make() -> Any:
         played = tasks(turns=2, step_s=lambda s, member, turn: float((5 * s + 3 * member + turn) % 11))
-        return virtual_run(played, reward_fn=reward, num_steps=6, **settings)
+        return virtual_run(played, reward_fn=reward, num_steps=6, max_retries=100, **settings)
 
     trained: list[int] = []
     run = make()
@@ -206,6 +202,6 @@ def test_a_run_that_goes_on_from_any_moment_loses_no_task_and_trains_none_twice(
         run.controller.sync_weights({}, step + 1)
     assert len(set(trained)) == len(trained)
     left = run.controller.state_dict()["buffer"]
-    waiting = [group["task_seed"] for group in left["groups"]] + left["again"]
+    waiting = [group["task_seed"] for group in left["groups"]] + [seed for seed, _ in left["again"]]
     assert len(set(waiting)) == len(waiting) and not set(waiting) & set(trained)
     assert set(trained) | set(waiting) == set(range(len(trained) + len(waiting)))

@@ -81,7 +81,7 @@ def test_no_prompt_is_skipped_and_none_is_trained_twice(
         step_s=lambda seed, member, turn: (seed * 7 + member * 5 + turn * 3) % 11,
         tokens=lambda seed, member, turn: 1 + (seed * 3 + member) % 5,
     )
-    run = virtual_run(played, batch_size=8, num_envs=40, asynchrony=alpha, **settings)
+    run = virtual_run(played, batch_size=8, num_envs=40, asynchrony=alpha, max_retries=100, **settings)
     batches = run.train(10, train_s=4.0)
     group_size = settings.get("group_size", 1)
     trained: list[int] = []
@@ -93,7 +93,7 @@ def test_no_prompt_is_skipped_and_none_is_trained_twice(
         trained += groups
     assert len(set(trained)) == len(trained)
     state = run.controller.state_dict()["buffer"]
-    waiting = [group["task_seed"] for group in state["groups"]] + state["again"]
+    waiting = [group["task_seed"] for group in state["groups"]] + [seed for seed, _ in state["again"]]
     assert len(set(waiting)) == len(waiting) and not set(waiting) & set(trained)
     assert set(trained) | set(waiting) == set(range(len(trained) + len(waiting)))
 
