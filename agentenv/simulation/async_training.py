@@ -2,7 +2,7 @@
 
 The same workers roll out and train. Synchronous training uses all of them for the one and then for the other. With
 asynchrony alpha a share of them trains while the others roll out. Two kinds of work: RLVR (one long reply a prompt) and
-agents (ten turns, and environments whose time has a long tail).
+agents (five turns, and environments whose time has a long tail).
 
 The share is a half; shares beside it are shown for RLVR, because which alpha is enough depends on it, and the paper's
 closed form (:func:`agentenv.simulation.theory.best_share`) is held against them.
