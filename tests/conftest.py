@@ -7,6 +7,7 @@
 """
 
 import os
+import signal
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell's background job ignores interrupts, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 
