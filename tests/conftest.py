@@ -17,10 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
+
 # A shell's background job ignores interrupts, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-import pytest
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _REQUIRE_DOCKER = os.environ.get("AGENTENV_REQUIRE_DOCKER") == "1"
