@@ -85,7 +85,7 @@ def summarise(results: Measurements) -> Summary:
     notes = [
         f"speed-up: ours {speed_up}, the paper's {paper:.1f}; over batch rollout with the extra prompts, too: {fair}",
         f"the price: with 16 extra prompts in flight the taken responses are {shorter:.0%} shorter than all (what was "
-        "not taken comes again at the next step)",
+        "not taken comes again at the next steps, twice at most)",
     ]
     bars = [Bar("queue scheduling over batch rollout", speed_up.mean, ">=", 3.0, "x")]
     table = Table(("way", "ours, s a step", "paper, s", "speed-up", "tokens of a taken response"), rows)
