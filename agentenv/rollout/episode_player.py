@@ -273,6 +273,9 @@ class EpisodePlayer:
     def _compute_rewards(self) -> None:
         if self._rewards is None or not self._unrewarded:
             return
+        if self._run.fatal is not None:
+            self._discard_unrewarded()
+            return
         if self._config.mode == "batch" and (self._playing or not self._buffer.wave_has_started):
             return
         ended, self._unrewarded = self._unrewarded, []
@@ -285,6 +288,9 @@ class EpisodePlayer:
         """The run is over: end every episode."""
         for task in self.tasks:
             task.cancel()
+        self._discard_unrewarded()
+
+    def _discard_unrewarded(self) -> None:
         ended, self._unrewarded = self._unrewarded, []
         for ticket, trajectory, _ in ended:
             self._buffer.discard(ticket, "stopped", tokens=trajectory.num_action_tokens)
