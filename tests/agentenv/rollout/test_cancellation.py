@@ -198,9 +198,6 @@ def test_an_episode_cancelled_while_its_reset_is_tried_again_leaves_the_slot_usa
 
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
 def test_an_episode_cancelled_anywhere_leaves_every_kind_of_worker_usable(kind: Any) -> None:
-    if kind == "process" and importlib.util.find_spec("agentenv.rollout.workers.process") is None:
-        pytest.skip("there are no workers in processes")
-
     async def scenario(cancelling: Any) -> None:
         proxy = LLMProxy([Model(token_s=0.0)])
         manager = EnvManager("slot", PlainEnv, proxy, _TOKENIZER, _config(worker=kind))
