@@ -8,12 +8,14 @@ Invariants:
   tokens of an episode, read row by row, are in the order in which the policy wrote them. ``pad_episodes``
   relies on it.
 * The reward of an episode belongs to its last action token, also where observation tokens follow.
+* The critic is read and trained at the M value tokens. They are the action tokens; only for the ablation without
+  skip-observation GAE they are all tokens from the first action to the last.
 * What is not trained (failed, dropped or without action tokens) is not in the batch at all; it is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,11 +44,15 @@ class MicroBatch:
     """True for a part that no row was left for: it holds a stub without trained tokens."""
     token_index: Tensor
     """[n] where the trained tokens, read row by row, lie in the flat order of the batch."""
+    value_mask: Tensor
+    """[b, t] bool, true where the critic is read and trained; column 0 is never one."""
+    value_index: Tensor
+    """[m] where the value tokens, read row by row, lie in the flat order of the batch."""
 
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
-    """R rows of E episodes with N trained tokens in all."""
+    """R rows of E episodes with N trained tokens and M value tokens in all (M = N but for an ablation)."""
 
     input_ids: Tensor
     """[R, T] right-padded."""
@@ -66,8 +72,16 @@ class TrajectoryBatch:
     """[E] float32."""
     truncated: Tensor
     """[E] bool: cut off, and its end is to be bootstrapped."""
+    value_mask: Tensor
+    """[R, T] bool, true where the critic is read and trained."""
+    value_counts: Tensor
+    """[E] value tokens of each episode."""
+    value_is_action: Tensor
+    """[M] bool, flat: which value tokens are trained tokens of the policy."""
     step_ids: Tensor
-    """[N] number of the action within its episode that each token belongs to, flat."""
+    """[M] number of the action within its episode that each value token belongs to, flat."""
+    sources: Tensor
+    """[E] place of each episode in the list that the batch was made from."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Trajectories left out, by reason."""
 
@@ -81,6 +95,11 @@ class TrajectoryBatch:
         """N, the trained tokens."""
         return self.rollout_logprobs.numel()
 
+    @property
+    def num_values(self) -> int:
+        """M, the value tokens."""
+        return self.step_ids.numel()
+
     def micro_batches(self, count: int) -> list[MicroBatch]:
         """The rows in ``count`` parts of near-equal size, longest rows first, so that little of a part is
         padding.
@@ -89,7 +108,6 @@ class TrajectoryBatch:
         that every part can go through a forward and a backward pass.
         """
         order = torch.argsort(self.lengths, descending=True, stable=True)
-        offsets = self.action_mask.sum(dim=1).cumsum(0) - self.action_mask.sum(dim=1)
         parts = []
         for rows in torch.tensor_split(order, count):
             is_empty = rows.numel() == 0
@@ -97,10 +115,8 @@ class TrajectoryBatch:
                 rows = order[-1:]
             width = 2 if is_empty else int(self.lengths[rows].max())
             columns = torch.arange(width, device=self.input_ids.device)
-            mask = self.action_mask[rows, :width]
-            if is_empty:
-                mask = torch.zeros_like(mask)
-            index = offsets[rows].unsqueeze(1) + mask.cumsum(dim=1) - 1
+            mask, index = _part_of(self.action_mask, rows, width, is_empty)
+            value_mask, value_index = _part_of(self.value_mask, rows, width, is_empty)
             parts.append(
                 MicroBatch(
                     rows=rows,
@@ -108,15 +124,17 @@ class TrajectoryBatch:
                     input_ids=self.input_ids[rows, :width],
                     attention_mask=columns < self.lengths[rows].unsqueeze(1),
                     action_mask=mask,
-                    token_index=index[mask],
+                    token_index=index,
+                    value_mask=value_mask,
+                    value_index=value_index,
                 )
             )
         return parts
 
     def pad_episodes(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] values of the trained tokens as [E, L] per episode, and the [E, L] mask of the real ones."""
-        width = int(self.token_counts.max()) if self.token_counts.numel() else 0
-        mask = torch.arange(width, device=flat.device) < self.token_counts.unsqueeze(1)
+        """[M] numbers of the value tokens as [E, L] per episode, and the [E, L] mask of the real ones."""
+        width = int(self.value_counts.max()) if self.value_counts.numel() else 0
+        mask = torch.arange(width, device=flat.device) < self.value_counts.unsqueeze(1)
         return flat.new_zeros(mask.shape).masked_scatter(mask, flat), mask
 
     def spread(self, flat: Tensor) -> Tensor:
@@ -129,6 +147,7 @@ def collate(
     *,
     pad_token_id: int,
     truncation: Truncation,
+    skip_observations: bool = True,
     device: torch.device | str = "cpu",
 ) -> TrajectoryBatch:
     """Build a batch.
@@ -138,6 +157,7 @@ def collate(
             episode.
         pad_token_id: filler of the right padding.
         truncation: what becomes of episodes that were cut off.
+        skip_observations: whether the value tokens are the action tokens alone.
         device: where the tensors live.
 
     Raises:
@@ -147,11 +167,13 @@ def collate(
         raise ValueError("no trajectories to build a batch from")
     dropped: dict[str, int] = {}
     episodes: list[list[Trajectory]] = []
-    for trajectory in trajectories:
+    sources: list[int] = []
+    for place, trajectory in enumerate(trajectories):
         _check_lengths(trajectory)
-        reason = _reason_to_drop(trajectory, truncation)
+        reason = reason_to_drop(trajectory, truncation)
         if reason is None:
             episodes.append(trajectory.split())
+            sources.append(place)
         else:
             dropped[reason] = dropped.get(reason, 0) + 1
     rows = [segment for segments in episodes for segment in segments]
@@ -160,6 +182,13 @@ def collate(
     width = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
     ids = [row.prompt_ids + row.completion_ids for row in rows]
     masks = [[False] * len(row.prompt_ids) + list(row.action_mask) for row in rows]
+    action_mask = torch.tensor([x + [False] * (width - len(x)) for x in masks], device=device)
+    value_mask = action_mask if skip_observations else _first_to_last(action_mask)
+    counts = [len(segments) for segments in episodes]
+
+    def per_episode(mask: Tensor) -> Tensor:
+        parts = mask.sum(dim=1)[: sum(counts)].split(counts)
+        return torch.tensor([int(part.sum()) for part in parts], dtype=torch.long, device=device)
 
     def flat(name: str, dtype: torch.dtype) -> Tensor:
         values = [
@@ -170,28 +199,25 @@ def collate(
         ]
         return torch.tensor(values, dtype=dtype, device=device)
 
-    last_rows = (
-        torch.tensor([len(segments) for segments in episodes], dtype=torch.long, device=device).cumsum(0) - 1
-    )
     return TrajectoryBatch(
         input_ids=torch.tensor([x + [pad_token_id] * (width - len(x)) for x in ids], device=device),
         lengths=torch.tensor([len(x) for x in ids], device=device),
-        action_mask=torch.tensor([x + [False] * (width - len(x)) for x in masks], device=device),
+        action_mask=action_mask,
         rollout_logprobs=flat("rollout_logprobs", torch.float32),
         policy_versions=flat("policy_versions", torch.long),
-        token_counts=torch.tensor(
-            [sum(s.num_action_tokens for s in segments) for segments in episodes],
-            dtype=torch.long,
-            device=device,
-        ),
-        last_rows=last_rows,
+        token_counts=per_episode(action_mask),
+        last_rows=torch.tensor(counts, dtype=torch.long, device=device).cumsum(0) - 1,
         rewards=torch.tensor([s[-1].reward for s in episodes], dtype=torch.float32, device=device),
         truncated=torch.tensor(
             [truncation == "bootstrap" and _is_cut_off(s[-1]) for s in episodes],
             dtype=torch.bool,
             device=device,
         ),
-        step_ids=torch.tensor([i for s in episodes for i in _step_ids(s)], dtype=torch.long, device=device),
+        value_mask=value_mask,
+        value_counts=per_episode(value_mask),
+        value_is_action=action_mask[value_mask],
+        step_ids=_step_ids(action_mask, value_mask, counts),
+        sources=torch.tensor(sources, dtype=torch.long, device=device),
         dropped=dropped,
     )
 
@@ -215,7 +241,8 @@ def _is_cut_off(trajectory: Trajectory) -> bool:
     return trajectory.truncated and not trajectory.terminated
 
 
-def _reason_to_drop(trajectory: Trajectory, truncation: Truncation) -> str | None:
+def reason_to_drop(trajectory: Trajectory, truncation: Truncation) -> str | None:
+    """Why a trajectory is not trained on, or None."""
     if trajectory.failed:
         return "failed"
     if not trajectory.num_action_tokens:
@@ -236,13 +263,31 @@ def _stub(trajectory: Trajectory, pad_token_id: int) -> Trajectory:
     )
 
 
-def _step_ids(segments: Sequence[Trajectory]) -> Iterator[int]:
-    """Number of the action of each trained token: observation tokens and segments part actions."""
-    step = -1
-    for segment in segments:
-        was_action = False
-        for is_action in segment.action_mask:
-            if is_action:
-                step += not was_action
-                yield step
-            was_action = is_action
+def _part_of(mask: Tensor, rows: Tensor, width: int, is_empty: bool) -> tuple[Tensor, Tensor]:
+    """[b, width] of a batch's mask for some rows, and the places of its true entries in the batch's flat order."""
+    offsets = mask.sum(dim=1).cumsum(0) - mask.sum(dim=1)
+    part = mask[rows, :width]
+    if is_empty:
+        part = torch.zeros_like(part)
+    places = offsets[rows].unsqueeze(1) + part.cumsum(dim=1) - 1
+    return part, places[part]
+
+
+def _first_to_last(mask: Tensor) -> Tensor:
+    """[R, T] true from the first true entry of each row to its last."""
+    return (mask.cumsum(dim=1) > 0) & (mask.flip(1).cumsum(dim=1).flip(1) > 0)
+
+
+def _step_ids(action_mask: Tensor, value_mask: Tensor, rows_per_episode: Sequence[int]) -> Tensor:
+    """[M] number of the action that each value token belongs to or, as an observation, follows.
+
+    Observation tokens and segments part actions.
+    """
+    starts = action_mask & ~torch.nn.functional.pad(action_mask, (1, 0))[:, :-1]
+    numbers = []
+    for segments in starts[: sum(rows_per_episode)].split(list(rows_per_episode)):
+        counted = segments.sum(dim=1)
+        numbers.append(segments.cumsum(dim=1) + (counted.cumsum(0) - counted).unsqueeze(1) - 1)
+    if not numbers:
+        return torch.zeros(0, dtype=torch.long, device=action_mask.device)
+    return torch.cat(numbers)[value_mask]
