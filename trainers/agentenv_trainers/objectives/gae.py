@@ -61,7 +61,7 @@ def skip_observation_gae(
     if batch == 0 or bool((counts == 0).any()):
         empty = (counts == 0).nonzero().flatten().tolist()
         raise ValueError(f"action_mask has no action token in rows {empty} of {batch}")
-    exact = _scan_dtype(values.device)
+    exact = exact_dtype(values.device)
     length = int(counts.max())
     # Position of every action token among the action tokens of its row; others go to one column that is cut
     # off.
@@ -140,9 +140,10 @@ def length_adaptive_lambda(num_action_tokens: Tensor, *, alpha: float) -> Tensor
     """
     if not alpha > 0.0:
         raise ValueError(f"alpha is {alpha}, must be positive")
-    lengths = num_action_tokens.to(_scan_dtype(num_action_tokens.device)).clamp(min=1.0)
+    lengths = num_action_tokens.to(exact_dtype(num_action_tokens.device)).clamp(min=1.0)
     return (1.0 - 1.0 / (alpha * lengths)).clamp(0.0, 1.0)
 
 
-def _scan_dtype(device: torch.device) -> torch.dtype:
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device that has none: what sums over a whole trajectory or batch are computed in."""
     return torch.float32 if device.type == "mps" else torch.float64
