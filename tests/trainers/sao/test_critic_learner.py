@@ -12,7 +12,7 @@ import torch
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
-from agentenv_trainers import SAOTrainer
+from agentenv_trainers import SAOTrainer, collate
 from agentenv_trainers.sao.critic_learner import CriticLearner
 from agentenv_trainers.sao.value_pretraining import monte_carlo_returns
 from agentenv_trainers.testing import ReplayController
@@ -131,6 +131,37 @@ def test_values_and_ends_are_those_of_the_states_before_a_token_and_after_the_en
         expected += [output[first + i - 1] for i, is_action in enumerate(episode.action_mask) if is_action]
         assert ends[index].item() == pytest.approx(output[-1] if index < 3 else 0.0, abs=1e-5)
     assert values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_skipping_the_critic_is_read_and_trained_at_observation_tokens_too(
+    make_trainer: MakeTrainer,
+) -> None:
+    # Prompt 5; the policy writes 6 7, the environment 8 9, the policy 3.
+    episode = Trajectory(
+        prompt_ids=[5],
+        completion_ids=[6, 7, 8, 9, 3],
+        rollout_logprobs=[-1.0, -1.0, 0.0, 0.0, -1.0],
+        action_mask=[True, True, False, False, True],
+        policy_versions=[0, 0, -1, -1, 0],
+        reward=1.0,
+        terminated=True,
+        end_reason="terminated",
+        start_version=0,
+    )
+    trainer = make_trainer(max_grad_norm=0.0)
+    torch.nn.init.normal_(trainer.critic.head.weight)
+    learner = trainer.critic_learner
+    with torch.no_grad():
+        output = trainer.critic(torch.tensor([[5, 6, 7, 8, 9, 3]]))[0]
+    skipping = collate([episode], pad_token_id=0, truncation="zero")
+    torch.testing.assert_close(learner.values(skipping).tokens, output[[0, 1, 4]])
+    assert monte_carlo_returns(skipping, 0.5).tolist() == [0.25, 0.5, 1.0]
+    whole = collate([episode], pad_token_id=0, truncation="zero", skip_observations=False)
+    torch.testing.assert_close(learner.values(whole).tokens, output[:5])
+    returns = monte_carlo_returns(whole, 0.5)
+    assert returns.tolist() == [0.0625, 0.125, 0.25, 0.5, 1.0]
+    update = learner.update(whole, returns, updates=1)
+    assert update.loss == pytest.approx(((output[:5] - returns) ** 2).mean().item(), rel=1e-5)
 
 
 def test_dropped_episodes_train_nothing(make_trainer: MakeTrainer, make_episodes: MakeEpisodes) -> None:

@@ -6,7 +6,7 @@ Invariants:
 * Optimizer and gradients are plain torch and do not pass through accelerate. While the policy accumulates
   gradients, accelerate's optimizer wrapper silently skips ``step()`` on all but the last forward pass of a
   step; the critic trains at the first one and would never move.
-* The loss is the mean over the trained tokens of all processes, whatever the split into forward passes.
+* The loss is the mean over the value tokens of all processes, whatever the split into forward passes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class CriticUpdate:
     grad_norm: float
     """Mean over the updates, before clipping."""
     predictions: Tensor
-    """[N] values before the first update."""
+    """[M] values before the first update."""
 
 
 class ValueEstimates(NamedTuple):
     """What the critic says of a batch, without gradient."""
 
     tokens: Tensor
-    """[N] value of the state in which each trained token was chosen."""
+    """[M] value of the state before each value token, for an action token that in which it was chosen."""
     ends: Tensor
     """[E] value of the state after the end of each episode that is bootstrapped, 0 for the others."""
 
@@ -70,13 +70,13 @@ class CriticLearner:
         self._prepare(args.critic_learning_rate)
 
     def values(self, batch: TrajectoryBatch) -> ValueEstimates:
-        """Values of all trained tokens and of the ends, in one pass over the batch."""
-        tokens = torch.zeros(batch.num_tokens, device=batch.input_ids.device)
+        """Values of all value tokens and of the ends, in one pass over the batch."""
+        tokens = torch.zeros(batch.num_values, device=batch.input_ids.device)
         row_ends = torch.zeros(batch.num_rows, device=batch.input_ids.device)
         with torch.no_grad():
             for part in batch.micro_batches(self._passes(batch)):
                 output = self._forward(part.input_ids)
-                tokens[part.token_index] = output[:, :-1][part.action_mask[:, 1:]]
+                tokens[part.value_index] = output[:, :-1][part.value_mask[:, 1:]]
                 if part.is_filler:
                     continue
                 row_ends[part.rows] = output.gather(
@@ -99,9 +99,9 @@ class CriticLearner:
         return ends
 
     def update(self, batch: TrajectoryBatch, returns: Tensor, *, updates: int) -> CriticUpdate:
-        """Gradient steps on the mean squared error to ``returns`` [N], one per pass over the batch."""
+        """Gradient steps on the mean squared error to ``returns`` [M], one per pass over the batch."""
         # Summed over processes; DDP averages gradients, so each process divides by its share of the mean.
-        tokens = torch.tensor(float(batch.num_tokens), device=returns.device)
+        tokens = torch.tensor(float(batch.num_values), device=returns.device)
         scale = self._accelerator.num_processes / self._sum(tokens).clamp(min=1.0)
         predictions = torch.zeros_like(returns)
         losses, norms = [], []
@@ -111,11 +111,11 @@ class CriticLearner:
             for number, part in enumerate(parts, start=1):
                 is_last = number == len(parts)
                 with contextlib.nullcontext() if is_last else self._no_sync():
-                    values = self._forward(part.input_ids)[:, :-1][part.action_mask[:, 1:]]
-                    loss = ((values - returns[part.token_index]) ** 2).sum() * scale
+                    values = self._forward(part.input_ids)[:, :-1][part.value_mask[:, 1:]]
+                    loss = ((values - returns[part.value_index]) ** 2).sum() * scale
                     loss.backward()
                 if index == 0:
-                    predictions[part.token_index] = values.detach()
+                    predictions[part.value_index] = values.detach()
                 total += loss.detach()
             norms.append(float(self._step()))
             losses.append(float(self._sum(total)) / self._accelerator.num_processes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -111,12 +111,12 @@ def pretrain_values(
 
 
 def monte_carlo_returns(batch: TrajectoryBatch, gamma: float) -> Tensor:
-    """[N] discounted reward to come at each trained token; nothing follows the end of an episode."""
-    unvalued = replace(batch, truncated=torch.zeros_like(batch.truncated))
-    zeros, mask = unvalued.pad_episodes(torch.zeros_like(batch.rollout_logprobs))
-    if not batch.num_tokens:
-        return torch.zeros_like(batch.rollout_logprobs)
-    step_ids, _ = unvalued.pad_episodes(batch.step_ids)
-    return estimate_advantages(batch.rewards, zeros, mask, step_ids, gamma=gamma, gae_lambda=1.0).returns[
+    """[M] discounted reward to come at each value token; nothing follows the end of an episode."""
+    zeros = torch.zeros(batch.num_values, device=batch.rewards.device)
+    if not batch.num_values:
+        return zeros
+    padded, mask = batch.pad_episodes(zeros)
+    step_ids, _ = batch.pad_episodes(batch.step_ids)
+    return estimate_advantages(batch.rewards, padded, mask, step_ids, gamma=gamma, gae_lambda=1.0).returns[
         mask
     ]
