@@ -69,7 +69,7 @@ def batches(
 
 
 @given(batches())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_it_equals_plain_gae_on_the_sequence_without_observations(
     batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float],
 ) -> None:

@@ -73,18 +73,21 @@ def topr_weights(policy_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor
     Raises:
         ValueError: shapes do not fit.
     """
-    log_ratio, finite = _log_ratio(policy_logprobs, rollout_logprobs, "policy_logprobs", "rollout_logprobs")
+    # Differences and their sum are exact: rounding would add up over a long trajectory.
+    exact = exact_dtype(policy_logprobs.device)
+    log_ratio, finite = _log_ratio(
+        policy_logprobs.to(exact), rollout_logprobs.to(exact), "policy_logprobs", "rollout_logprobs"
+    )
     if log_ratio.dim() != 2 or mask.shape != log_ratio.shape or positive.shape != log_ratio.shape[:1]:
         raise ValueError(
             f"policy_logprobs {tuple(policy_logprobs.shape)} must be [B, T], mask {tuple(mask.shape)} as well, and "
             f"positive {tuple(positive.shape)} [B]"
         )
     mask, positive = mask.bool(), positive.bool()
-    # Rounding would add up over a long trajectory.
-    sums = torch.where(mask, log_ratio, 0.0).to(exact_dtype(log_ratio.device)).sum(dim=1)
     known = (finite | ~mask).all(dim=1)
-    product = torch.where(known, torch.exp(sums.clamp(max=0.0)), 0.0).to(log_ratio.dtype)
-    return torch.where(mask & finite, torch.where(positive, 1.0, product).unsqueeze(1), 0.0)
+    product = torch.exp(torch.where(mask, log_ratio, 0.0).sum(dim=1).clamp(max=0.0))
+    of_rows = torch.where(positive, 1.0, torch.where(known, product, 0.0)).to(policy_logprobs.dtype)
+    return torch.where(mask & finite, of_rows.unsqueeze(1), 0.0)
 
 
 def proximal_weights(
