@@ -1,4 +1,4 @@
-"""Trainers that ship with agentenv: SAO and the objectives it is made of.
+"""Trainers that ship with agentenv: SAO, GRPO and the objectives they are made of.
 
 Invariant: this package knows trajectories and a controller (``TrajectorySource``), no environment.
 """
@@ -6,11 +6,14 @@ Invariant: this package knows trajectories and a controller (``TrajectorySource`
 from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.controller import TrajectorySource
 from agentenv_trainers.critic import Critic, freeze_attention
+from agentenv_trainers.grpo import GRPOConfig, GRPOTrainer
 from agentenv_trainers.sao import SAOConfig, SAOTrainer
 from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
 
 __all__ = [
     "Critic",
+    "GRPOConfig",
+    "GRPOTrainer",
     "SAOConfig",
     "SAOTrainer",
     "TrajectoryBatch",

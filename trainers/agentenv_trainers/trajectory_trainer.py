@@ -6,9 +6,10 @@ micro-batches (by length), checkpoints (atomic, with the controller's state) and
 
 Invariants:
 
-* One training step consumes one ``get_batch(step)``; ``step`` is ``state.global_step``.
-* After every optimizer step, before anything else sees that step, the engines get the new weights under the
-  version ``global_step``; so do they before the first batch of a run, new or continued.
+* A batch trains ``policy_updates`` optimizer steps, one by default. Batches are numbered 0, 1, 2, ..., one
+  ``get_batch(number)`` each; the weights that a batch starts with have its number as their version.
+* After the last optimizer step of a batch, before anything else sees that step, the engines get the new weights under
+  the next version; so do they before the first batch of a run, new or continued.
 * Only the main process touches the controller; trajectories are dealt out to the others.
 """
 
@@ -27,18 +28,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentenv.errors import RolloutError, UsageError
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.batch import TrajectoryBatch, Truncation, collate
+from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.batch_numbers import batch_numbers
 from agentenv_trainers.checkpoint import last_complete, require_complete, staged_checkpoint
 from agentenv_trainers.controller import TrajectorySource
 from agentenv_trainers.feeding import pass_counter, select_rows, unused_reward
+from agentenv_trainers.policy_weights import policy_weights
+from agentenv_trainers.settings import TrainerSettings
 
 _CONTROLLER_FILE = "controller.json"
+_BATCHES_FILE = "batches.json"
 
 
 class TrajectoryTrainer(GRPOTrainer):
@@ -46,29 +49,31 @@ class TrajectoryTrainer(GRPOTrainer):
 
     Args:
         model: the policy, or a path or hub name to load it from.
-        args: settings; ``truncation`` and ``trajectories_per_step`` are read besides TRL's.
+        args: settings.
         controller: where trajectories come from and weights go to; may be None on processes other than the
             main one.
         processing_class: the tokenizer.
         callbacks: called after the engines have the new weights of a step.
-        optimizers: as in ``transformers.Trainer``.
+        optimizers: the policy's optimizer and schedule, if not TRL's.
+        peft_config: adapters to train instead of the model, as in TRL; engines get the merged weights.
 
     Raises:
-        UsageError: PEFT adapters or a sharding backend, which are not supported.
+        UsageError: no controller on the main process, or DeepSpeed or FSDP 1, which are not supported.
     """
+
+    args: TrainerSettings
 
     def __init__(
         self,
         model: str | PreTrainedModel,
-        args: GRPOConfig,
+        args: TrainerSettings,
         controller: TrajectorySource | None,
         processing_class: PreTrainedTokenizerBase | None = None,
         *,
         callbacks: Sequence[TrainerCallback] = (),
         optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
     ) -> None:
-        if hasattr(model, "peft_config"):
-            raise UsageError("PEFT adapters are not supported: engines are given the policy's own weights")
         super().__init__(
             model=model,
             args=args,
@@ -77,14 +82,21 @@ class TrajectoryTrainer(GRPOTrainer):
             processing_class=processing_class,
             callbacks=[_Lifecycle(self), *callbacks],
             optimizers=optimizers,
+            peft_config=peft_config,
         )
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise UsageError("DeepSpeed and FSDP are not supported: launch without them (DDP works)")
+        if self.is_deepspeed_enabled:
+            raise UsageError(
+                "DeepSpeed is not supported (one engine cannot drive policy and critic): launch with FSDP2 or DDP"
+            )
+        if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
+            raise UsageError("FSDP 1 is not supported: launch with fsdp_version 2")
         if controller is None and self.accelerator.is_main_process:
             raise UsageError("controller is None: the main process needs a source of trajectories")
         self._controller = controller
         self.batch: TrajectoryBatch | None = None
-        """The batch of the current step; this process's share of it."""
+        """The batch that is trained; this process's share of it."""
+        self.batches_taken = 0
+        """Number of the next batch, and version of the weights that it will start with."""
         self._sync_s = 0.0
 
     # Data
@@ -106,9 +118,11 @@ class TrajectoryTrainer(GRPOTrainer):
         started = time.perf_counter()
         trajectories = self._pull()
         waited = time.perf_counter() - started
-        self.batch = batch = self._collate(self._deal(trajectories))
+        self.batches_taken += 1
+        share = self._share(trajectories)
+        self.batch = batch = self._collate([trajectories[place] for place in share])
         self._record_batch(trajectories, batch, waited)
-        extra = self._score(batch)
+        extra = self._score(batch, trajectories, share)
         columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
         attention = (columns < batch.lengths.unsqueeze(1)).long()
         sampled = batch.spread(batch.rollout_logprobs)[:, 1:]
@@ -125,31 +139,38 @@ class TrajectoryTrainer(GRPOTrainer):
         }
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The micro-batch of this forward pass; pulls a new batch at the first pass of a step."""
+        """The micro-batch of this forward pass; pulls a new batch at the first pass of a batch."""
         passes = self.args.gradient_accumulation_steps
-        if self._step % passes == 0 or self._buffered_inputs is None:
+        if self._step % (passes * self.args.policy_updates) == 0 or self._buffered_inputs is None:
             whole = self._generate_and_score_completions(generation_batch)
             assert self.batch is not None
             self._buffered_inputs = [select_rows(whole, part) for part in self.batch.micro_batches(passes)]
         inputs: dict[str, Any] = self._buffered_inputs[self._step % passes]
         return inputs
 
-    def _score(self, batch: TrajectoryBatch) -> dict[str, Tensor]:
-        """What the loss needs besides tokens and log-probs, such as ``advantages`` [R, T - 1]."""
+    def _score(
+        self, batch: TrajectoryBatch, everything: Sequence[Trajectory], share: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """What the loss needs besides tokens and log-probs, such as ``advantages`` [R, T - 1].
+
+        Args:
+            batch: this process's episodes.
+            everything: the trajectories of all processes.
+            share: which of them this process has.
+        """
         raise NotImplementedError
 
     def _collate(self, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
-        truncation: Truncation = self.args.truncation
         return collate(
             trajectories,
             pad_token_id=self._tokenizer.pad_token_id,
-            truncation=truncation,
+            truncation=self.args.truncation,
             device=self.accelerator.device,
         )
 
     def _pull(self) -> list[Trajectory]:
-        """The trajectories of this step, the same list on every process."""
-        step = self.state.global_step
+        """The trajectories of this batch, the same list on every process."""
+        step = self.batches_taken
         box: list[Any] = [None]
         if self._controller is not None and self.accelerator.is_main_process:
             box[0] = self._controller.get_batch(step)
@@ -160,17 +181,23 @@ class TrajectoryTrainer(GRPOTrainer):
             raise RolloutError(f"the controller gave no trajectory for training step {step}")
         return trajectories
 
-    def _deal(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """This process's share: dealt by length, so that every process has about as many tokens."""
+    def _share(self, trajectories: Sequence[Trajectory]) -> list[int]:
+        """Places of this process's share: dealt by length, so that every process has about as many tokens."""
+        places = list(range(len(trajectories)))
         processes = self.accelerator.num_processes
         if processes == 1:
-            return list(trajectories)
+            return places
         if len(trajectories) < processes:
             raise RolloutError(f"{len(trajectories)} trajectories cannot be dealt to {processes} processes")
-        by_length = sorted(
-            trajectories, key=lambda t: len(t.prompt_ids) + len(t.completion_ids), reverse=True
-        )
-        return by_length[self.accelerator.process_index :: processes]
+
+        def length(place: int) -> int:
+            return len(trajectories[place].prompt_ids) + len(trajectories[place].completion_ids)
+
+        return sorted(places, key=length, reverse=True)[self.accelerator.process_index :: processes]
+
+    def _deal(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """This process's share."""
+        return [trajectories[place] for place in self._share(trajectories)]
 
     # Numbers
 
@@ -189,7 +216,7 @@ class TrajectoryTrainer(GRPOTrainer):
     ) -> None:
         """Numbers of the batch as it came; the same on every process but for the controller's own."""
         controllers: Mapping[str, float] = self._controller.metrics() if self._controller is not None else {}
-        own = batch_numbers(trajectories, batch, self.state.global_step)
+        own = batch_numbers(trajectories, batch, self.batches_taken - 1)
         for name, value in {**controllers, **own, "batch_wait_s": wait_s, "sync_s": self._sync_s}.items():
             self._record(name, float(value))
 
@@ -202,17 +229,12 @@ class TrajectoryTrainer(GRPOTrainer):
     # Weights
 
     def push_weights(self) -> None:
-        """Give the engines the policy's weights, under the version ``global_step``."""
-        if self._controller is None or not self.accelerator.is_main_process:
-            return
+        """Give the engines the policy's weights, under the version of the next batch; called on all processes."""
         started = time.perf_counter()
-        self._controller.sync_weights(self.policy_weights(), self.state.global_step)
+        weights = policy_weights(self.accelerator, self.model_wrapped)
+        if self._controller is not None and weights is not None:
+            self._controller.sync_weights(weights, self.batches_taken)
         self._sync_s = time.perf_counter() - started
-
-    def policy_weights(self) -> dict[str, Tensor]:
-        """The policy's state dict on the CPU: views of the live weights if they are there already."""
-        module: nn.Module = self.accelerator.unwrap_model(self.model)
-        return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
 
     # Checkpoints
 
@@ -235,6 +257,7 @@ class TrajectoryTrainer(GRPOTrainer):
             resume_from_checkpoint = str(found)
         elif resume_from_checkpoint:
             resume_from_checkpoint = str(require_complete(resume_from_checkpoint))
+        self.batches_taken = 0
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -268,6 +291,9 @@ class TrajectoryTrainer(GRPOTrainer):
 
     def _save_extra(self, folder: Path) -> None:
         """Files beside TRL's; on the main process only."""
+        (folder / _BATCHES_FILE).write_text(
+            json.dumps({"batches_taken": self.batches_taken}), encoding="utf-8"
+        )
         if self._controller is not None:
             state = json.dumps(self._controller.state_dict(), allow_nan=False)
             (folder / _CONTROLLER_FILE).write_text(state, encoding="utf-8")
@@ -278,7 +304,13 @@ class TrajectoryTrainer(GRPOTrainer):
             self._load_extra(Path(checkpoint))
 
     def _load_extra(self, folder: Path) -> None:
-        """Inverse of :meth:`_save_extra`, before the first batch."""
+        """Inverse of :meth:`_save_extra`, before the first batch; on all processes."""
+        batches = folder / _BATCHES_FILE
+        if not batches.exists():
+            raise UsageError(
+                f"checkpoint {str(folder)!r} has no {_BATCHES_FILE}: it is not of one of these trainers"
+            )
+        self.batches_taken = json.loads(batches.read_text(encoding="utf-8"))["batches_taken"]
         path = folder / _CONTROLLER_FILE
         if self._controller is not None and self.accelerator.is_main_process:
             if not path.exists():
@@ -289,12 +321,18 @@ class TrajectoryTrainer(GRPOTrainer):
 
     def _begin(self) -> None:
         """Called once per ``train()``, with model, optimizer and state in place, before the first batch."""
+        # A batch whose updates the end of the last run cut short is not taken again.
         self._step = 0
         self._buffered_inputs = None
         # Weights first: an episode started with older ones would be stale at once.
         self.push_weights()
         if self._controller is not None and self.accelerator.is_main_process:
             self._controller.start()
+
+    def _end_step(self) -> None:
+        """Called after every optimizer step."""
+        if self._step % (self.args.gradient_accumulation_steps * self.args.policy_updates) == 0:
+            self.push_weights()
 
 
 class _Lifecycle(TrainerCallback):
@@ -307,4 +345,4 @@ class _Lifecycle(TrainerCallback):
         self._trainer._begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.push_weights()
+        self._trainer._end_step()

@@ -66,21 +66,13 @@ def test_log_probs_of_an_architecture_that_scales_its_logits_are_its_own(
     trainer.push_weights()
     batch = trainer._generate_and_score_completions([{}] * 8)
     mask = batch["tool_mask"].bool()
-    logprobs, _, _ = trainer._logprobs(trainer.model, batch)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    logprobs, _, _ = trainer._logprobs(trainer.model, ids, attention, mask)
     with torch.no_grad():
         expected = trainer.model(input_ids=ids).logits[:, :-1].log_softmax(-1)
     expected = expected.gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2)
     torch.testing.assert_close(logprobs[mask].detach(), expected[mask], rtol=0, atol=2e-6)
-
-
-def test_peft_adapters_are_refused(
-    make_trainer: Callable[..., SAOTrainer], make_policy: Callable[..., Any]
-) -> None:
-    policy = make_policy()
-    policy.peft_config = {}
-    with pytest.raises(UsageError, match="PEFT"):
-        make_trainer(policy=policy)
 
 
 def test_a_controller_is_needed(

@@ -130,6 +130,13 @@ def test_any_split_into_forward_passes_gives_the_same_gradient(make_trainer: Mak
             torch.testing.assert_close(result[name], gradient, rtol=1e-4, atol=2e-7, msg=f"{split}: {name}")
 
 
+def scored_tokens(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask [R, T], trained-token mask [R, T - 1] of a batch under TRL's names."""
+    input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return input_ids, attention, batch["tool_mask"].bool()
+
+
 def test_masked_tokens_stay_in_the_denominator(
     make_trainer: MakeTrainer, make_episodes: MakeEpisodes
 ) -> None:
@@ -145,7 +152,7 @@ def test_masked_tokens_stay_in_the_denominator(
     assert batch["num_items_in_batch"].item() == tokens
     loss = trainer._compute_loss(trainer.model, batch).item()
     with torch.no_grad():
-        logprobs = trainer._logprobs(trainer.model, batch)[0]
+        logprobs = trainer._logprobs(trainer.model, *scored_tokens(batch))[0]
     ratio = torch.exp(logprobs - batch["sampling_per_token_logps"])
     kept = batch["tool_mask"].bool() & (ratio < 4.0) & (ratio > 0.2)
     by_hand = -(ratio * batch["advantages"] * logprobs)[kept].sum().item() / tokens
@@ -158,9 +165,8 @@ def test_log_probs_of_the_direct_head_equal_trls(make_trainer: MakeTrainer) -> N
     trainer.push_weights()
     batch = trainer._generate_and_score_completions([{}] * 8)
     mask = batch["tool_mask"].bool()
-    logprobs, entropies, _ = trainer._logprobs(trainer.model, batch)
-    input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    input_ids, attention, _ = scored_tokens(batch)
+    logprobs, entropies, _ = trainer._logprobs(trainer.model, input_ids, attention, mask)
     expected = trainer._get_per_token_logps_and_entropies(
         model=trainer.model,
         input_ids=input_ids,

@@ -1,6 +1,6 @@
 """SAO: single-rollout asynchronous optimization (arXiv 2607.07508)."""
 
-from agentenv_trainers.sao.config import PRESETS, SAOConfig
+from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sao.trainer import SAOTrainer
 
-__all__ = ["PRESETS", "SAOConfig", "SAOTrainer"]
+__all__ = ["SAOConfig", "SAOTrainer"]

@@ -6,13 +6,12 @@ One training step, in this order:
 2. targets of the critic, once; K updates of the critic on them;
 3. a fresh forward pass of the critic; advantages of the policy from its values;
 4. forward and backward passes of the policy with double-sided importance weights, one optimizer step;
-5. the new weights go to the engines under the version ``global_step``.
+5. the new weights go to the engines under the next version.
 
 Invariants:
 
-* The weights of the objective and the advantages are detached: the only gradient is that of the log-prob.
-* Masked tokens stay in the denominator, the number of trained tokens of the whole batch.
 * During ``critic_only_steps`` the policy's parameters do not change by a bit; versions count on.
+* Where advantages come from no critic there is none: nothing is copied, trained or saved.
 """
 
 from __future__ import annotations
@@ -28,27 +27,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.batch import TrajectoryBatch
+from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.controller import TrajectorySource
 from agentenv_trainers.critic import Critic
-from agentenv_trainers.objectives import (
-    double_sided_regions,
-    double_sided_weights,
-    estimate_advantages,
-    explained_variance,
-    k3_divergence,
-)
-from agentenv_trainers.policy_head import can_score_directly, score_actions
+from agentenv_trainers.objectives import estimate_advantages, explained_variance
+from agentenv_trainers.policy_trainer import PolicyTrainer
 from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sao.critic_learner import CriticLearner
-from agentenv_trainers.sao.reference import copy_policy
 from agentenv_trainers.sao.value_pretraining import PretrainingReport, pretrain_values
-from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
 
 _CRITIC_FILE = "critic.pt"
 
 
-class SAOTrainer(TrajectoryTrainer):
+class SAOTrainer(PolicyTrainer):
     """Trains a policy, and a critic beside it, on single rollouts.
 
     Args:
@@ -56,12 +47,15 @@ class SAOTrainer(TrajectoryTrainer):
         args: settings.
         controller: source of trajectories, such as ``agentenv.rollout.AsyncController``; the caller stops it.
         processing_class: the tokenizer.
-        critic: None: a copy of the policy's backbone.
+        critic: None: the one that ``critic_model`` names, or a copy of the policy's backbone.
         callbacks: called after the engines have the weights of a step.
         optimizers: the policy's optimizer and schedule, if not TRL's.
+        peft_config: adapters of the policy, as in TRL.
+        critic_peft_config: adapters of the critic's backbone; its value head is always trained whole.
 
     Raises:
-        UsageError: see :class:`TrajectoryTrainer`.
+        UsageError: see :class:`TrajectoryTrainer`; a critic whose tokenizer is not the policy's; a critic where
+            ``advantage`` uses none.
         ValueError: the critic's attention is to be frozen but not recognised.
     """
 
@@ -80,21 +74,39 @@ class SAOTrainer(TrajectoryTrainer):
         critic: Critic | None = None,
         callbacks: Sequence[TrainerCallback] = (),
         optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+        critic_peft_config: Any = None,
     ) -> None:
-        # TRL would load the reference from a hub name, which a model in memory does not have.
-        beta, args.beta = args.beta, 0.0
-        try:
-            super().__init__(
-                model, args, controller, processing_class, callbacks=callbacks, optimizers=optimizers
-            )
-        finally:
-            args.beta = beta
-        self.beta = beta
-        # Copies are taken before the first forward pass wraps anything around the policy.
-        self._reference = copy_policy(self.model, args) if beta > 0.0 else None
-        self.critic_learner = CriticLearner(critic or Critic.from_policy(self.model), args, self.accelerator)
+        if args.advantage != "gae" and (critic is not None or critic_peft_config is not None):
+            raise UsageError(f"a critic was given, but advantage={args.advantage!r} uses none")
+        super().__init__(
+            model,
+            args,
+            controller,
+            processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+        )
+        self._critic_learner: CriticLearner | None = None
         self._values_pretrained = False
-        self._sums: dict[str, Tensor] = {}
+        if args.advantage == "gae":
+            if critic is None and args.critic_model is not None:
+                critic = Critic.from_pretrained(args.critic_model, tokenizer=self._tokenizer)
+            self._critic_learner = CriticLearner(
+                critic or Critic.from_policy(self.model), args, self.accelerator
+            )
+
+    @property
+    def critic_learner(self) -> CriticLearner:
+        """The critic with its optimizer.
+
+        Raises:
+            UsageError: ``advantage`` is not "gae".
+        """
+        if self._critic_learner is None:
+            raise UsageError(f"there is no critic with advantage={self.args.advantage!r}")
+        return self._critic_learner
 
     @property
     def critic(self) -> Critic:
@@ -137,16 +149,33 @@ class SAOTrainer(TrajectoryTrainer):
         self._step += 1
         return torch.zeros((), device=self.accelerator.device)
 
-    def _score(self, batch: TrajectoryBatch) -> dict[str, Tensor]:
+    def _collate(self, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
+        return collate(
+            trajectories,
+            pad_token_id=self._tokenizer.pad_token_id,
+            truncation=self.args.truncation,
+            skip_observations=self.args.skip_observations,
+            device=self.accelerator.device,
+        )
+
+    def _advantages(
+        self, batch: TrajectoryBatch, everything: Sequence[Trajectory], share: Sequence[int]
+    ) -> Tensor:
+        """[N] advantages of the trained tokens, after the critic's updates on the batch."""
+        if self._critic_learner is None:
+            return super()._advantages(batch, everything, share)
         started = time.perf_counter()
-        args = self.args
+        args, learner = self.args, self._critic_learner
         if args.critic_lambda < 1.0:
-            values, ends = self.critic_learner.values(batch)
+            values, ends = learner.values(batch)
         else:
             # The returns are then sums of rewards (and the value after the end): no value of a token enters.
-            values, ends = torch.zeros_like(batch.rollout_logprobs), self.critic_learner.end_values(batch)
+            values, ends = (
+                torch.zeros(batch.num_values, device=batch.rewards.device),
+                learner.end_values(batch),
+            )
         _, returns = self._estimate(batch, values, ends, gae_lambda=args.critic_lambda)
-        update = self.critic_learner.update(batch, returns, updates=args.critic_updates)
+        update = learner.update(batch, returns, updates=args.critic_updates)
         self._record("critic_loss", update.loss)
         self._record("critic_grad_norm", update.grad_norm)
         self._record("explained_variance", explained_variance(update.predictions, returns))
@@ -154,22 +183,17 @@ class SAOTrainer(TrajectoryTrainer):
         if self.state.global_step < args.critic_only_steps:
             advantages = torch.zeros_like(returns)
         else:
-            values, ends = self.critic_learner.values(batch)
+            values, ends = learner.values(batch)
             advantages, _ = self._estimate(batch, values, ends, gae_lambda=None)
             self._record("value_mean", float(values.mean()) if values.numel() else 0.0)
-            self._record("advantage_std", float(advantages.std(correction=0)) if advantages.numel() else 0.0)
-        scale = args.negative_advantage_scale
-        if scale != 1.0:
-            advantages = torch.where(advantages < 0.0, advantages * scale, advantages)
-        scored = {"advantages": batch.spread(advantages)[:, 1:]}
         self._record("critic_s", time.perf_counter() - started)
-        return scored
+        return advantages[batch.value_is_action]
 
     def _estimate(
         self, batch: TrajectoryBatch, values: Tensor, ends: Tensor, *, gae_lambda: float | None
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [N] of the trained tokens."""
-        if not batch.num_tokens:
+        """Advantages and returns [M] at the value tokens."""
+        if not batch.num_values:
             return torch.zeros_like(values), torch.zeros_like(values)
         padded, mask = batch.pad_episodes(values)
         step_ids, _ = batch.pad_episodes(batch.step_ids)
@@ -186,117 +210,29 @@ class SAOTrainer(TrajectoryTrainer):
         )
         return estimate.advantages[mask], estimate.returns[mask]
 
-    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """- sum over tokens of [f(r) * A] * log pi / (trained tokens of the whole batch), f(r) * A detached.
-
-        Source: SAO, arXiv 2607.07508 (policy objective). Departure: the optional k3 term that holds the policy
-        near its start (``beta``, off by default).
-        """
-        mask = inputs["tool_mask"].bool()
-        logprobs, entropies, aux_loss = self._logprobs(model, inputs, compute_aux_loss=self.aux_loss_enabled)
-        rollout = inputs["sampling_per_token_logps"]
-        bounds = {"clip_low": self.args.clip_low, "clip_high": self.args.clip_high}
-        weights = double_sided_weights(logprobs, rollout, **bounds)
-        coefficients = torch.where(mask, weights * inputs["advantages"], 0.0)
-        # Where the weight is 0 the log-prob may be infinite, and 0 * inf is NaN.
-        trained = torch.where(coefficients != 0.0, logprobs, torch.zeros_like(logprobs))
-        normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        loss = -(coefficients * trained).sum() / normalizer
-        regions = double_sided_regions(logprobs, rollout, **bounds)
-        sums = {
-            "tokens": mask.sum(),
-            "masked_low": (regions.low & mask).sum(),
-            "masked_high": (regions.high & mask).sum(),
-            "masked_nonfinite": (regions.nonfinite & mask).sum(),
-            "entropy": torch.where(mask, entropies.detach(), 0.0).sum(),
-        }
-        if self._reference is not None:
-            with torch.no_grad():
-                reference, _, _ = self._logprobs(self._reference, inputs)
-            kl = k3_divergence(logprobs, reference, mask & ~regions.nonfinite).sum()
-            loss = loss + self.beta * kl / normalizer
-            sums["kl"] = kl.detach()
-        if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * aux_loss / self.args.gradient_accumulation_steps
-        self._add_sums(sums)
-        return loss
-
-    def _logprobs(
-        self, model: nn.Module, inputs: dict[str, Any], *, compute_aux_loss: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """[b, t] log-probs and entropies (nats) of the trained tokens, and the router's loss where asked for.
-
-        Other positions hold anything finite.
-        """
-        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        mask = inputs["tool_mask"].bool()
-        if not compute_aux_loss and can_score_directly(model, int(mask.sum())):
-            assert isinstance(model, PreTrainedModel)
-            with self.accelerator.autocast():
-                scores = score_actions(model, input_ids, nn.functional.pad(mask, (1, 0)))
-            zeros = torch.zeros(mask.shape, device=mask.device)
-            return (
-                zeros.masked_scatter(mask, scores.logprobs),
-                zeros.masked_scatter(mask, scores.entropies),
-                None,
-            )
-        if not compute_aux_loss:
-            # Padding is on the right, out of reach of a causal model: without holes attention takes its fast
-            # path. The router's loss, though, counts every token that is not masked.
-            attention_mask = torch.ones_like(attention_mask)
-        logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model=model,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            logits_to_keep=input_ids.size(1) - 1,
-            compute_entropy=True,
-            compute_aux_loss=compute_aux_loss,
-        )
-        return logprobs, entropies, aux_loss
-
-    # Numbers
-
-    def _add_sums(self, sums: dict[str, Tensor]) -> None:
-        """Add up the sums of the forward passes of a step; at the last one record means over the tokens."""
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.float()
-        if not self.accelerator.sync_gradients:
-            return
-        names = list(self._sums)
-        totals = dict(
-            zip(
-                names,
-                self._sum_over_processes(torch.stack([self._sums[n] for n in names])).tolist(),
-                strict=True,
-            )
-        )
-        self._sums = {}
-        tokens = max(totals.pop("tokens"), 1.0)
-        means = {name: total / tokens for name, total in totals.items()}
-        for name, mean in means.items():
-            self._record(name, mean)
-        self._record("masked_share", means["masked_low"] + means["masked_high"] + means["masked_nonfinite"])
-
     # Checkpoints and start
 
     def _save_extra(self, folder: Path) -> None:
         super()._save_extra(folder)
-        torch.save(self.critic_learner.state_dict(), folder / _CRITIC_FILE)
+        if self._critic_learner is not None:
+            torch.save(self._critic_learner.state_dict(), folder / _CRITIC_FILE)
 
     def _load_extra(self, folder: Path) -> None:
         super()._load_extra(folder)
+        if self._critic_learner is None:
+            return
         path = folder / _CRITIC_FILE
         if not path.exists():
-            raise UsageError(f"checkpoint {str(folder)!r} has no {_CRITIC_FILE}: it is not of an SAO run")
-        self.critic_learner.load_state_dict(
+            raise UsageError(
+                f"checkpoint {str(folder)!r} has no {_CRITIC_FILE}: it is not of a run with a critic"
+            )
+        self._critic_learner.load_state_dict(
             torch.load(path, map_location=self.accelerator.device, weights_only=True)
         )
         self._values_pretrained = True
 
     def _begin(self) -> None:
         super()._begin()
-        self._sums = {}
         wanted = self.args.value_pretrain_episodes
         if wanted and not self._values_pretrained:
             trajectories: list[Trajectory] = []

@@ -7,10 +7,10 @@ import copy
 from transformers import PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
-from agentenv_trainers.sao.config import SAOConfig
+from agentenv_trainers.settings import TrainerSettings
 
 
-def copy_policy(policy: PreTrainedModel, args: SAOConfig) -> PreTrainedModel:
+def copy_policy(policy: PreTrainedModel, args: TrainerSettings) -> PreTrainedModel:
     """A copy that is not trained and scores tokens as the trainer's policy does.
 
     TRL loads its reference from a path or hub name, which a model in memory does not have. The copy must be taken
