@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 _MAX_LOGITS = 2**26
@@ -35,8 +36,8 @@ class TokenScores(NamedTuple):
 
 def can_score_directly(model: nn.Module, num_tokens: int) -> bool:
     """Whether :func:`score_actions` gives what the model's own forward would."""
-    if not isinstance(model, PreTrainedModel) or model.device.type != "cpu":
-        return False  # wrapped for DDP, or TRL's head does it better
+    if not isinstance(model, PreTrainedModel) or isinstance(model, FSDPModule) or model.device.type != "cpu":
+        return False  # wrapped for DDP or sharded, or TRL's head does it better
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
     return (

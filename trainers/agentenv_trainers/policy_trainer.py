@@ -282,10 +282,14 @@ class PolicyTrainer(TrajectoryTrainer):
         lengths = attention_mask.sum(dim=1)
         if compute_aux_loss:
             return self._logprobs_of(model, input_ids, attention_mask, mask, compute_aux_loss=True)
-        buckets = length_buckets(lengths)
+        if self.accelerator.num_processes == 1:
+            buckets = length_buckets(lengths)
+        else:
+            # A forward pass is a collective operation there: every process must make as many.
+            buckets = [torch.arange(lengths.numel(), device=lengths.device)]
         parts = []
         for rows in buckets:
-            width = int(lengths[rows[0]])
+            width = int(lengths[rows].max())
             parts.append(self._logprobs_of(model, input_ids[rows, :width], None, mask[rows, : width - 1]))
         width = mask.size(1)
         return (
@@ -353,7 +357,7 @@ class PolicyTrainer(TrajectoryTrainer):
 
     def _save_extra(self, folder: Path) -> None:
         super()._save_extra(folder)
-        if self._baseline is not None:
+        if self._baseline is not None and self.accelerator.is_main_process:
             state = json.dumps(self._baseline.state_dict(), allow_nan=False)
             (folder / _BASELINE_FILE).write_text(state, encoding="utf-8")
 

@@ -273,8 +273,7 @@ class TrajectoryTrainer(GRPOTrainer):
                 super(GRPOTrainer, self)._save_checkpoint(model, trial)
             finally:
                 self._staging_dir = None
-            if main:
-                self._save_extra(staging / name)
+            self._save_extra(staging / name)
         if self.args.should_save:
             rotate_checkpoints(
                 output_dir=str(run_dir),
@@ -290,7 +289,9 @@ class TrajectoryTrainer(GRPOTrainer):
         return output_dir
 
     def _save_extra(self, folder: Path) -> None:
-        """Files beside TRL's; on the main process only."""
+        """Files beside TRL's; called on all processes, written by the main one."""
+        if not self.accelerator.is_main_process:
+            return
         (folder / _BATCHES_FILE).write_text(
             json.dumps({"batches_taken": self.batches_taken}), encoding="utf-8"
         )

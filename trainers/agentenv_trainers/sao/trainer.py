@@ -91,11 +91,22 @@ class SAOTrainer(PolicyTrainer):
         self._critic_learner: CriticLearner | None = None
         self._values_pretrained = False
         if args.advantage == "gae":
-            if critic is None and args.critic_model is not None:
-                critic = Critic.from_pretrained(args.critic_model, tokenizer=self._tokenizer)
-            self._critic_learner = CriticLearner(
-                critic or Critic.from_policy(self.model), args, self.accelerator
-            )
+            critic = critic or self._make_critic()
+            critic.check_size(self._tokenizer)
+            if critic_peft_config is not None:
+                critic.add_adapters(critic_peft_config)
+            self._values_pretrained = critic.head_is_trained
+            self._critic_learner = CriticLearner(critic, args, self.accelerator)
+
+    def _make_critic(self) -> Critic:
+        if self.args.critic_model is None:
+            return Critic.from_policy(self.model)
+        return Critic.from_pretrained(
+            self.args.critic_model,
+            self._tokenizer,
+            attn_implementation=self.model.config._attn_implementation,
+            trust_remote_code=self.args.trust_remote_code,
+        )
 
     @property
     def critic_learner(self) -> CriticLearner:
@@ -214,7 +225,7 @@ class SAOTrainer(PolicyTrainer):
 
     def _save_extra(self, folder: Path) -> None:
         super()._save_extra(folder)
-        if self._critic_learner is not None:
+        if self._critic_learner is not None and self.accelerator.is_main_process:
             torch.save(self._critic_learner.state_dict(), folder / _CRITIC_FILE)
 
     def _load_extra(self, folder: Path) -> None:
