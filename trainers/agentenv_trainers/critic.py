@@ -194,11 +194,6 @@ class Critic(nn.Module):
         self.head.load_state_dict(head)
         self.head_is_trained = any(bool(tensor.any()) for tensor in head.values())
 
-    @property
-    def _no_split_modules(self) -> object:
-        """Layers that a sharding wrapper must keep whole."""
-        return self.backbone._no_split_modules
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T] float32: value of the state after each token, so position t - 1 is the value that token t
         met.
@@ -213,7 +208,9 @@ class Critic(nn.Module):
         ).last_hidden_state
         # The head stays in float32 under autocast: a value in bfloat16 has two decimal digits.
         with torch.autocast(hidden.device.type, enabled=False):
-            return cast(Tensor, self.head(hidden.to(self.head.weight.dtype)).squeeze(-1))
+            # Flat and cloned: outputs of a sharded module must not be views.
+            values = self.head(hidden.to(self.head.weight.dtype).flatten(0, 1))
+            return cast(Tensor, values.view(input_ids.shape).clone())
 
 
 def freeze_attention(module: nn.Module) -> list[str]:
