@@ -94,6 +94,22 @@ def test_a_state_holds_the_weights_of_all_versions_that_are_still_to_sample() ->
             assert inner.given[version][name].dtype == tensor.dtype
 
 
+def test_for_an_evaluation_the_engines_get_the_newest_weights_and_no_batch_is_taken_of_those() -> None:
+    inner = Recorded()
+    source = LaggedSource(inner, 2)
+    with pytest.raises(UsageError, match="sync_weights must come first"):
+        source.catch_up()
+    for version in range(4):
+        source.sync_weights(weights_of(version), version)
+    source.catch_up()
+    assert torch.equal(inner.weights["a"], weights_of(3)["a"])
+    with pytest.raises(UsageError, match="before the batch of step 3"):
+        source.get_batch(3)
+    source.sync_weights(weights_of(4), 4)
+    assert torch.equal(inner.weights["a"], weights_of(2)["a"])
+    assert source.get_batch(4)[0].start_version == 2
+
+
 def test_versions_that_are_not_there_are_an_error_that_names_them() -> None:
     source = LaggedSource(Recorded(), 2)
     with pytest.raises(UsageError, match=r"version 5 with lag 2 needs the weights of version 3; .* \[5\]"):

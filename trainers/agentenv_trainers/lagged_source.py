@@ -31,7 +31,7 @@ class LaggedSource:
     Meant for experiments with small policies: a checkpoint's JSON grows by the size of ``lag + 1`` policies.
 
     Args:
-        source: plays each batch with the weights of its step alone, as an ``AsyncController`` with ``mode="sync"`` does;
+        source: plays each batch with the weights of its step alone, as an ``AsyncController`` with mode "sync" does;
             it counts steps, and is given older weights under a step's number.
         lag: batches between the weights that sample and those that are trained, at least 0.
 
@@ -52,6 +52,7 @@ class LaggedSource:
         self._source = source
         self._weights: dict[int, dict[str, Tensor]] = {}
         """By version, oldest first."""
+        self._caught_up = False
 
     def start(self) -> None:
         """Begin to play episodes."""
@@ -62,8 +63,14 @@ class LaggedSource:
 
         Raises:
             agentenv.errors.RolloutError: as the source raises.
-            UsageError: the source played an episode with weights that were not those of the step.
+            UsageError: the source played an episode with weights that were not those of the step, or the engines were
+                given the newest weights (:meth:`catch_up`) for this step.
         """
+        if self._caught_up:
+            raise UsageError(
+                f"LaggedSource: after catch_up the engines have weights without lag {self.lag}: sync_weights must come "
+                f"before the batch of step {step}"
+            )
         return [self._relabelled(trajectory, step) for trajectory in self._source.get_batch(step)]
 
     def sync_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -83,6 +90,19 @@ class LaggedSource:
             number: self._weights[number] for number in sorted(self._weights) if number >= wanted
         }
         self._source.sync_weights(self._weights[wanted], version)
+        self._caught_up = False
+
+    def catch_up(self) -> None:
+        """Give the engines the newest weights, for an evaluation of what the training has come to.
+
+        Raises:
+            UsageError: no weights were given yet.
+        """
+        if not self._weights:
+            raise UsageError("LaggedSource.catch_up: there are no weights yet, sync_weights must come first")
+        newest = max(self._weights)
+        self._caught_up = self.lag > 0
+        self._source.sync_weights(self._weights[newest], newest)
 
     def metrics(self) -> Mapping[str, float]:
         """Numbers of the rollouts since the last call."""
