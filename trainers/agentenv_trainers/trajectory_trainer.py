@@ -273,6 +273,7 @@ class TrajectoryTrainer(GRPOTrainer):
                 super(GRPOTrainer, self)._save_checkpoint(model, trial)
             finally:
                 self._staging_dir = None
+            self.accelerator.wait_for_everyone()  # the folder is there when the main process has come so far
             self._save_extra(staging / name)
         if self.args.should_save:
             rotate_checkpoints(
@@ -281,6 +282,15 @@ class TrajectoryTrainer(GRPOTrainer):
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As ``transformers.Trainer``; a sharded policy is written whole, too, when a user asks for it."""
+        if not self.is_fsdp_enabled or _internal_call:
+            super().save_model(output_dir, _internal_call)
+            return
+        state = self.accelerator.get_state_dict(self.model)
+        self._save(output_dir or self.args.output_dir, state_dict=state)
+        self.accelerator.wait_for_everyone()
 
     _staging_dir: str | None = None
 

@@ -25,8 +25,8 @@ def main(output: str, settings: str) -> None:
     )
     trainer = SAOTrainer(make_tiny_policy(), config, controller, make_tokenizer())
     trainer.train()
+    values = trainer.critic_learner.values(trainer._collate(make_episode_list(8, seed=77))).tokens
     if is_main:
-        values = trainer.critic_learner.values(trainer._collate(make_episode_list(8, seed=77))).tokens
         logs = [{k: v for k, v in e.items() if isinstance(v, float)} for e in trainer.state.log_history]
         torch.save({"policy": trainer.model.state_dict(), "values": values, "logs": logs}, output)
 

@@ -35,6 +35,7 @@ from agentenv.errors import UsageError
 from agentenv_trainers.adapters import adapter_layers
 from agentenv_trainers.batch import TrajectoryBatch
 from agentenv_trainers.critic import Critic, freeze_attention
+from agentenv_trainers.length_buckets import join_buckets, length_buckets
 from agentenv_trainers.policy_weights import policy_weights
 from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sharding import reshard, shard
@@ -104,7 +105,7 @@ class CriticLearner:
         row_ends = torch.zeros(batch.num_rows, device=batch.input_ids.device)
         with torch.no_grad():
             for part in batch.micro_batches(self._passes(batch)):
-                output = self._forward(part.input_ids)
+                output = self._forward(part.input_ids, part.attention_mask.sum(dim=1))
                 tokens[part.value_index] = output[:, :-1][part.value_mask[:, 1:]]
                 if part.is_filler:
                     continue
@@ -122,10 +123,10 @@ class CriticLearner:
             for chosen in chunks:
                 rows = batch.last_rows[chosen]
                 lengths = batch.lengths[rows]
-                output = self._forward(batch.input_ids[rows, : int(lengths.max())])
+                output = self._forward(batch.input_ids[rows, : int(lengths.max())], lengths)
                 ends[chosen] = output.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
             for _ in range(self._most(len(chunks)) - len(chunks)):
-                self._forward(batch.input_ids[:1, :1])
+                self._forward(batch.input_ids[:1, :1], batch.lengths[:1])
         return ends
 
     def update(self, batch: TrajectoryBatch, returns: Tensor, *, updates: int) -> CriticUpdate:
@@ -141,7 +142,8 @@ class CriticLearner:
             for number, part in enumerate(parts, start=1):
                 is_last = number == len(parts)
                 with self._sync_if(is_last):
-                    values = self._forward(part.input_ids)[:, :-1][part.value_mask[:, 1:]]
+                    output = self._forward(part.input_ids, part.attention_mask.sum(dim=1))
+                    values = output[:, :-1][part.value_mask[:, 1:]]
                     loss = ((values - returns[part.value_index]) ** 2).sum() * scale
                     loss.backward()
                 if index == 0:
@@ -275,10 +277,15 @@ class CriticLearner:
             self._optimizer, lambda step: min(1.0, (step + 1) / steps) if steps else 1.0
         )
 
-    def _forward(self, input_ids: Tensor) -> Tensor:
+    def _forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """[b, t] values, anything finite beyond a row's length; rows of unequal length in several passes."""
         with self._accelerator.autocast():
-            values: Tensor = self._wrapped(input_ids)
-        return values
+            if self._accelerator.num_processes > 1:
+                whole: Tensor = self._wrapped(input_ids)
+                return whole
+            buckets = length_buckets(lengths)
+            parts = [self._wrapped(input_ids[rows, : int(lengths[rows[0]])]) for rows in buckets]
+        return join_buckets(buckets, parts, input_ids.size(1))
 
     @contextlib.contextmanager
     def _sync_if(self, is_last: bool) -> Iterator[None]:
@@ -306,7 +313,7 @@ class CriticLearner:
 
     def _most(self, passes: int) -> int:
         """The most forward passes that any process needs, where all must make the same number."""
-        if not self._is_sharded:
+        if self._accelerator.num_processes == 1:
             return passes
         counts: Tensor = self._accelerator.gather(torch.tensor([passes], device=self._accelerator.device))
         return int(counts.max())

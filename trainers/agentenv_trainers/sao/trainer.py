@@ -36,8 +36,6 @@ from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sao.critic_learner import CriticLearner
 from agentenv_trainers.sao.value_pretraining import PretrainingReport, pretrain_values
 
-_CRITIC_FILE = "critic.pt"
-
 
 class SAOTrainer(PolicyTrainer):
     """Trains a policy, and a critic beside it, on single rollouts.
@@ -225,22 +223,14 @@ class SAOTrainer(PolicyTrainer):
 
     def _save_extra(self, folder: Path) -> None:
         super()._save_extra(folder)
-        if self._critic_learner is not None and self.accelerator.is_main_process:
-            torch.save(self._critic_learner.state_dict(), folder / _CRITIC_FILE)
+        if self._critic_learner is not None:
+            self._critic_learner.save(folder)
 
     def _load_extra(self, folder: Path) -> None:
         super()._load_extra(folder)
-        if self._critic_learner is None:
-            return
-        path = folder / _CRITIC_FILE
-        if not path.exists():
-            raise UsageError(
-                f"checkpoint {str(folder)!r} has no {_CRITIC_FILE}: it is not of a run with a critic"
-            )
-        self._critic_learner.load_state_dict(
-            torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        )
-        self._values_pretrained = True
+        if self._critic_learner is not None:
+            self._critic_learner.load(folder)
+            self._values_pretrained = True
 
     def _begin(self) -> None:
         super()._begin()
