@@ -133,15 +133,31 @@ def make_trainer(
     make_episodes: Callable[..., list[Trajectory]],
     tokenizer: PreTrainedTokenizerFast,
 ) -> Callable[..., SAOTrainer]:
-    """A trainer on random episodes (those of step n have seed n); keyword arguments are settings."""
+    """A trainer on random episodes (those of step n have seed n); other keyword arguments are settings."""
 
     def make(
-        *, controller: Any = None, callbacks: Any = (), policy: Any = None, **changes: Any
+        *,
+        controller: Any = None,
+        callbacks: Any = (),
+        policy: Any = None,
+        critic: Any = None,
+        peft_config: Any = None,
+        critic_peft_config: Any = None,
+        **changes: Any,
     ) -> SAOTrainer:
         config = make_config(**changes)
         source = controller or ReplayController(
             lambda step: make_episodes(config.trajectories_per_step, seed=step, version=step)
         )
-        return SAOTrainer(policy or make_policy(), config, source, tokenizer, callbacks=callbacks)
+        return SAOTrainer(
+            policy or make_policy(),
+            config,
+            source,
+            tokenizer,
+            critic=critic,
+            callbacks=callbacks,
+            peft_config=peft_config,
+            critic_peft_config=critic_peft_config,
+        )
 
     return make

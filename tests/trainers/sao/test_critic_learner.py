@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
-from agentenv_trainers import SAOTrainer, collate
+from agentenv_trainers import Critic, SAOTrainer, collate
 from agentenv_trainers.sao.critic_learner import CriticLearner
 from agentenv_trainers.sao.value_pretraining import monte_carlo_returns
 from agentenv_trainers.testing import ReplayController
@@ -259,3 +260,121 @@ def test_a_run_pretrains_by_itself_where_set_with_episodes_of_the_starting_polic
     trainer.train()
     # Three batches of 8 at step 0 for the critic, then the training step's own.
     assert trainer._controller.steps == [0, 0, 0, 0]
+
+
+def lora(**changes: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    settings = {"r": 2, "lora_alpha": 8, "target_modules": "all-linear"}
+    return peft.LoraConfig(**{**settings, **changes})
+
+
+def test_adapters_inside_frozen_attention_alone_are_an_error(
+    make_trainer: MakeTrainer,
+) -> None:
+    config = lora(target_modules=["q_proj", "v_proj"])
+    with pytest.raises(UsageError, match="nothing of its backbone would train"):
+        make_trainer(critic_peft_config=config)
+    trainer = make_trainer(critic_peft_config=config, freeze_critic_attention=False)
+    assert any(p.requires_grad for p in trainer.critic.backbone.parameters())
+
+
+def moved_by_training(trainer: SAOTrainer) -> set[str]:
+    before = {name: p.detach().clone() for name, p in trainer.critic.named_parameters()}
+    trainer.train()
+    return {name for name, p in trainer.critic.named_parameters() if not torch.equal(p, before[name])}
+
+
+@pytest.mark.parametrize("pretraining", [False, True], ids=["rl", "with_pretraining"])
+def test_a_critics_adapters_train_and_its_own_weights_never(
+    make_trainer: MakeTrainer, pretraining: bool
+) -> None:
+    settings = {"value_pretrain_episodes": 8, "value_pretrain_steps": 3} if pretraining else {}
+    moved = moved_by_training(
+        make_trainer(critic_peft_config=lora(), max_steps=2, critic_updates=2, **settings)
+    )
+    adapters = {name for name in moved if "lora_" in name}
+    assert moved == adapters | {"head.weight", "head.bias"}
+    assert any("mlp" in name for name in adapters)
+    # Pretraining may train attention's adapters, RL not.
+    assert any("self_attn" in name for name in adapters) == pretraining
+
+
+def test_a_checkpoint_holds_of_a_critic_with_adapters_what_trains(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    whole = make_trainer(critic_peft_config=lora(), **settings, output_dir=str(tmp_path / "a"))
+    whole.train()
+    checkpoint = tmp_path / "a" / "checkpoint-1"
+    saved = torch.load(checkpoint / "critic.pt")["critic"]
+    assert all("lora_" in name or name.startswith("head.") for name in saved)
+    assert len(saved) == 2 * 7 * 2 + 2  # layers, projections, A and B; the head
+    resumed = make_trainer(critic_peft_config=lora(), **settings)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    for name, parameter in resumed.critic.named_parameters():
+        assert torch.equal(parameter, whole.critic.get_parameter(name)), name
+    with pytest.raises(UsageError, match="other parameters than this one"):
+        make_trainer(**settings).train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["plain", "reentrant"])
+@pytest.mark.parametrize("adapters", [False, True], ids=["whole", "lora"])
+def test_checkpointed_activations_change_no_gradient(
+    make_trainer: MakeTrainer, make_policy: Callable[..., Any], adapters: bool, use_reentrant: bool
+) -> None:
+    def norms(**settings: Any) -> list[float]:
+        critic = Critic.from_policy(make_policy())
+        torch.manual_seed(0)
+        torch.nn.init.normal_(critic.head.weight)
+        trainer = make_trainer(
+            critic=critic, critic_peft_config=lora() if adapters else None, max_steps=2, **settings
+        )
+        trainer.train()
+        return [e["critic_grad_norm"] for e in trainer.state.log_history if "critic_grad_norm" in e]
+
+    checkpointed = norms(
+        gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
+    )
+    assert checkpointed == pytest.approx(norms(), rel=1e-5)
+    assert len(checkpointed) == 2
+
+
+def test_in_bfloat16_weights_values_and_gradients_stay_float32(make_trainer: MakeTrainer) -> None:
+    trainer, exact = make_trainer(bf16=True), make_trainer()
+    for each in (trainer, exact):
+        torch.manual_seed(0)
+        torch.nn.init.normal_(each.critic.head.weight)
+    hidden: list[torch.dtype] = []
+    trainer.critic.backbone.layers[0].mlp.register_forward_hook(lambda m, i, o: hidden.append(o.dtype))
+    batch = trainer._collate(trainer._pull())
+    values = trainer.critic_learner.values(batch).tokens
+    assert hidden[0] == torch.bfloat16
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, values.to(torch.bfloat16).float())  # not rounded on the way out
+    reference = exact.critic_learner.values(batch).tokens
+    assert 0 < (values - reference).abs().max() < 0.1
+    returns = monte_carlo_returns(batch, 1.0)
+    update = trainer.critic_learner.update(batch, returns, updates=1)
+    expected = exact.critic_learner.update(batch, returns, updates=1)
+    assert update.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
+    assert {p.dtype for p in trainer.critic.parameters()} == {torch.float32}
+
+
+def test_value_pretraining_is_saved_and_a_run_with_the_saved_critic_does_not_repeat_it(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes, tokenizer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(value_pretrain_learning_rate=1e-2)
+    trainer.pretrain_critic(parity_episodes(make_episodes, 20), steps=3)
+    trainer.critic_learner.save_pretrained(tmp_path / "critic", tokenizer)
+    reusing = make_trainer(critic_model=str(tmp_path / "critic"), value_pretrain_episodes=8, max_steps=1)
+    batch = trainer._collate(make_episodes(4, seed=9))
+    values = trainer.critic_learner.values(batch).tokens
+    assert torch.equal(reusing.critic_learner.values(batch).tokens, values)
+    assert values.abs().max() > 0.01
+    reusing.train()
+    assert reusing._controller.steps == [0]  # no batch was taken for pretraining
+    # An untrained critic of the same kind is pretrained.
+    Critic.from_policy(trainer.model).save_pretrained(tmp_path / "new", tokenizer)
+    pretraining = make_trainer(critic_model=str(tmp_path / "new"), value_pretrain_episodes=8, max_steps=1)
+    pretraining.train()
+    assert pretraining._controller.steps == [0, 0]
