@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trl import GRPOConfig as TRLConfig
 
-from agentenv_trainers import SAOTrainer
+from agentenv_trainers import GRPOConfig, SAOConfig, SAOTrainer
+from agentenv_trainers.rollout_settings import RolloutSettings
+from agentenv_trainers.settings import TrainerSettings
 
 
 def references(repository: Path, document: str) -> list[tuple[str, str]]:
@@ -41,3 +46,16 @@ def test_every_number_of_a_step_is_in_the_table_of_metrics(
     trainer.train()
     for entry in trainer.state.log_history[:2]:
         assert entry.keys() - {"step"} <= documented
+
+
+def test_every_option_of_the_trainers_has_a_line_with_its_default(repository: Path) -> None:
+    text = (repository / "docs/trainers.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+    elsewhere = {field.name for base in (RolloutSettings, TRLConfig) for field in dataclasses.fields(base)}
+    for config in (SAOConfig, GRPOConfig):
+        ours = {**inspect.get_annotations(TrainerSettings), **inspect.get_annotations(config)}
+        for field in dataclasses.fields(config):
+            if field.name in elsewhere and field.name not in ours:
+                continue
+            default = repr(field.default).replace("'", '"')
+            assert f"`{default}`" in rows.get(field.name, ""), f"{config.__name__}.{field.name}"
