@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trl import GRPOConfig as TRLConfig
@@ -32,9 +33,19 @@ def test_every_function_and_test_that_a_table_names_exists(repository: Path, doc
         )
 
 
-@pytest.mark.parametrize("changes", [{}, {"beta": 0.1}, {"critic_only_steps": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beta": 0.1},
+        {"critic_only_steps": 1},
+        {"advantage": "running_mean"},
+        {"objective": "ppo_clip", "advantage": "group", "group_size": 4},
+        {"objective": "tis", "beta": 0.1},
+    ],
+)
 def test_every_number_of_a_step_is_in_the_table_of_metrics(
-    make_trainer: Callable[..., SAOTrainer], repository: Path, changes: dict[str, float]
+    make_trainer: Callable[..., SAOTrainer], repository: Path, changes: dict[str, Any]
 ) -> None:
     text = (repository / "docs" / "metrics.md").read_text(encoding="utf-8")
     documented = {
