@@ -1,0 +1,367 @@
+"""From finished runs of benchmarks/learning.py to intervals, tables, CSV files, a figure and bars.
+
+Invariants:
+- an interval is over seeds, 95 %, of Student's t; that of a difference is Welch's, as the runs are independent;
+- a run that failed is in no mean, and the number of runs that are missing has a bar.
+"""
+
+import csv
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from learning_methods import ABLATIONS, ALL, METHODS, TUNING_RATES
+
+from agentenv.report.bars import Bar
+
+LEVEL = 0.95
+WINDOW = 10
+"""Training steps that a point of a curve is the mean of."""
+DRIFT = 0.03
+"""Gain in success that the control may have had by chance."""
+BEGIN, END = "<!-- results: written by benchmarks/learning.py -->", "<!-- results end -->"
+COLOURS = {
+    "sao": "#0b6bcb",
+    "grpo": "#6b7280",
+    "grpo_dis": "#c2410c",
+    "ppo": "#15803d",
+    "running_mean": "#7e22ce",
+}
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its interval; without one for fewer than two runs."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    values: list[float]
+
+    def __str__(self) -> str:
+        if not self.values:
+            return "-"
+        if self.low is None or self.high is None:
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean with its t-interval; NaN of no values."""
+    if not values:
+        return Estimate(math.nan, None, None, [])
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Estimate(mean, None, None, list(values))
+    half = _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half, list(values))
+
+
+def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate:
+    """Difference of the means with Welch's interval; its values are those of the first less the others' mean."""
+    mean = estimate(ones).mean - estimate(others).mean
+    values = [one - estimate(others).mean for one in ones] if others else []
+    if min(len(ones), len(others)) < 2:
+        return Estimate(mean, None, None, values)
+    one, other = (statistics.variance(v) / len(v) for v in (ones, others))
+    if one + other == 0.0:
+        return Estimate(mean, mean, mean, values)
+    freedom = (one + other) ** 2 / (one**2 / (len(ones) - 1) + other**2 / (len(others) - 1))
+    half = _quantile(freedom) * math.sqrt(one + other)
+    return Estimate(mean, mean - half, mean + half, values)
+
+
+def _quantile(freedom: float) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf((1.0 + LEVEL) / 2.0, freedom))
+
+
+class Results:
+    """Finished runs, asked for by method and staleness.
+
+    Args:
+        results: of the runs, the start's among them.
+        staleness: that methods were run at.
+        ablation_staleness: that ablations and control were run at.
+        wanted: runs that there should be, the start's included.
+    """
+
+    def __init__(
+        self, results: Iterable[Result], *, staleness: Sequence[int], ablation_staleness: int, wanted: int
+    ) -> None:
+        found = list(results)
+        self.staleness, self.ablation_staleness = tuple(staleness), ablation_staleness
+        self.missing = wanted - len(found)
+        self.runs = [result for result in found if result["run"]["method"] != "start"]
+        starts = [result for result in found if result["run"]["method"] == "start"]
+        self.start: Result | None = starts[0]["final"] if starts else None
+
+    def of(self, method: str, staleness: int) -> list[Result]:
+        """The runs, in the order of their seeds."""
+        chosen = [r for r in self.runs if (r["run"]["method"], r["run"]["staleness"]) == (method, staleness)]
+        return sorted(chosen, key=lambda result: result["run"]["seed"])
+
+    def final(self, method: str, staleness: int) -> list[float]:
+        """Held-out success after training, by seed."""
+        return [result["final"]["success"] for result in self.of(method, staleness)]
+
+    def on_the_way(self, method: str, staleness: int) -> list[float]:
+        """Success of the training episodes, mean over all steps, by seed."""
+        return [statistics.fmean(result["curves"]["success"]) for result in self.of(method, staleness)]
+
+    def control_gain(self) -> Estimate:
+        """Held-out success after training on shuffled rewards, less that of the start."""
+        before = self.start["success"] if self.start else math.nan
+        return estimate([value - before for value in self.final("shuffled", self.ablation_staleness)])
+
+    def lead(self, other: str, staleness: int) -> Estimate:
+        """Final success of SAO less that of another method."""
+        return difference(self.final("sao", staleness), self.final(other, staleness))
+
+    def ablations(self) -> dict[str, Estimate]:
+        """Final success at the ablations' staleness, by name; SAO first."""
+        names = ["sao", "ppo", "running_mean", *ABLATIONS]
+        return {name: estimate(self.final(name, self.ablation_staleness)) for name in names}
+
+    def bars(self) -> list[Bar]:
+        """What must hold."""
+        control, last = self.control_gain(), max(self.staleness)
+        low = control.mean if control.low is None else control.low
+        return [
+            Bar("runs that are missing", self.missing, "==", 0),
+            Bar("gain with shuffled rewards, lower end of its interval", low, "<=", DRIFT),
+            *(
+                Bar(
+                    f"final success, SAO less {ALL[other].label}, staleness {last}",
+                    self.lead(other, last).mean,
+                    ">=",
+                    0.0,
+                )
+                for other in ("grpo_dis", "ppo")
+            ),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures for a JSON file."""
+        return {
+            "start": self.start,
+            "final": {
+                str(lag): {name: asdict(estimate(self.final(name, lag))) for name in METHODS}
+                for lag in self.staleness
+            },
+            "on_the_way": {
+                str(lag): {name: asdict(estimate(self.on_the_way(name, lag))) for name in METHODS}
+                for lag in self.staleness
+            },
+            "sao_less": {
+                str(lag): {name: asdict(self.lead(name, lag)) for name in METHODS if name != "sao"}
+                for lag in self.staleness
+            },
+            "ablations": {name: asdict(value) for name, value in self.ablations().items()},
+            "ablation_staleness": self.ablation_staleness,
+            "control_gain": asdict(self.control_gain()),
+            "runs": len(self.runs),
+            "missing": self.missing,
+            "cpu_hours": sum(result["seconds"]["cpu"] for result in self.runs) / 3600,
+        }
+
+
+def markdown(results: Results, tuning: Sequence[Result] = ()) -> str:
+    """The tables, for docs/learning.md and for a terminal."""
+    lags = results.staleness
+    heads = [f"staleness {lag}" for lag in lags]
+    parts = []
+    if results.start is not None:
+        low, high = results.start["interval"]
+        parts.append(
+            f"The policy that all runs start from solves {results.start['success']:.3f} [{low:.3f}, {high:.3f}] of the "
+            f"held-out tasks ({results.start['episodes']:,} episodes)."
+        )
+    parts.append("Held-out success after training:")
+    parts.append(
+        _table(
+            ["method", *heads],
+            [[ALL[n].label, *(str(estimate(results.final(n, lag))) for lag in lags)] for n in METHODS],
+        )
+    )
+    parts.append("SAO less the other method:")
+    others = [name for name in METHODS if name != "sao"]
+    parts.append(
+        _table(
+            ["method", *heads],
+            [[ALL[n].label, *(str(results.lead(n, lag)) for lag in lags)] for n in others],
+        )
+    )
+    parts.append("Success of the training episodes, mean over the whole run (who learns sooner has more):")
+    parts.append(
+        _table(
+            ["method", *heads],
+            [[ALL[n].label, *(str(estimate(results.on_the_way(n, lag))) for lag in lags)] for n in METHODS],
+        )
+    )
+    lag = results.ablation_staleness
+    parts.append(f"SAO with one setting changed, staleness {lag}:")
+    rows = []
+    for name, value in results.ablations().items():
+        base = "pool" if name == "running_mean_per_task" else "sao"
+        less = difference(results.final(name, lag), results.final(base, lag))
+        against = (
+            ""
+            if name == "sao"
+            else f"{less}" + (f" (to SAO on the same {ALL[base].pool} tasks)" * (base == "pool"))
+        )
+        rows.append([ALL[name].label, str(value), against])
+    parts.append(_table(["variant", "held-out success", "less SAO"], rows))
+    parts.append(
+        f"Control, SAO with shuffled rewards, staleness {lag}: gain in held-out success {results.control_gain()}."
+    )
+    if tuning:
+        parts.append(
+            "Learning rates were chosen by runs with seeds of their own (held-out success; mean of two runs):"
+        )
+        parts.append(tuning_table(tuning))
+    if results.runs:
+        parts.append(_effort(results))
+    return "\n\n".join(parts)
+
+
+def _effort(results: Results) -> str:
+    runs, sizes = results.runs, results.runs[0]["run"]["sizes"]
+    seconds = [result["seconds"]["total"] for result in runs]
+    return (
+        f"{len(runs)} runs of {sizes['steps']} steps of {sizes['batch_size']} episodes, "
+        f"{sizes['evaluation_episodes']} held-out episodes after each; "
+        f"{statistics.fmean(seconds):.0f} s a run, {sum(result['seconds']['cpu'] for result in runs) / 3600:.1f} "
+        f"hours of one core in all."
+    )
+
+
+def tuning_scores(tuning: Sequence[Result]) -> dict[str, dict[float, list[float]]]:
+    """Final success of the tuning runs by method and learning rate."""
+    scores: dict[str, dict[float, list[float]]] = {}
+    for result in tuning:
+        run = result["run"]
+        rates = scores.setdefault(run["method"], {})
+        rates.setdefault(run["learning_rate"], []).append(result["final"]["success"])
+    return scores
+
+
+def tuning_table(tuning: Sequence[Result]) -> str:
+    """Mean of the tuning runs, the best of each method marked."""
+    scores = tuning_scores(tuning)
+    rows = []
+    for method in (name for name in METHODS if name in scores):
+        means = {rate: statistics.fmean(values) for rate, values in scores[method].items()}
+        best = max(means, key=lambda rate: means[rate])
+        cells = [f"{means[rate]:.3f}" if rate in means else "-" for rate in TUNING_RATES]
+        rows.append(
+            [ALL[method].label]
+            + [f"**{c}**" if r == best else c for r, c in zip(TUNING_RATES, cells, strict=True)]
+        )
+    return _table(["method", *(f"{rate:g}" for rate in TUNING_RATES)], rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def write_docs(page: Path, text: str) -> None:
+    """Put the tables between the page's marks.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    content = page.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if not pattern.search(content):
+        raise ValueError(f"{page} has no place for the results: {BEGIN} ... {END}")
+    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", content), encoding="utf-8")
+
+
+def write_csv(results: Results, folder: Path) -> None:
+    """results.csv, a row per run, and curves.csv, a row per training step of a run."""
+    curves = sorted({name for result in results.runs for name in result["curves"]})
+    seconds = sorted({name for result in results.runs for name in result["seconds"]})
+    with (folder / "results.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        heads = ["method", "staleness", "seed", "learning_rate", "success", "low", "high", "episodes"]
+        writer.writerow([*heads, "training_success", *(f"{name}_s" for name in seconds)])
+        for result in results.runs:
+            run, final = result["run"], result["final"]
+            keys = [run[name] for name in ("method", "staleness", "seed", "learning_rate")]
+            writer.writerow(
+                [*keys, final["success"], *final["interval"], final["episodes"]]
+                + [round(statistics.fmean(result["curves"]["success"]), 6)]
+                + [result["seconds"].get(name, "") for name in seconds]
+            )
+    with (folder / "curves.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "staleness", "seed", "step", *curves])
+        for result in results.runs:
+            run, values = result["run"], result["curves"]
+            steps = len(values["success"])
+            # A number that the first steps lack (while only the critic trains) belongs to the last ones.
+            columns = [_from_the_end(values.get(name, []), steps) for name in curves]
+            for step in range(steps):
+                writer.writerow(
+                    [run["method"], run["staleness"], run["seed"], step + 1, *(c[step] for c in columns)]
+                )
+
+
+def _from_the_end(values: Sequence[float], length: int) -> list[float | str]:
+    return [""] * (length - len(values)) + list(values)
+
+
+def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
+    """Mean of the last ``window`` values at each place, of fewer at the beginning."""
+    return [statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+
+
+def draw(results: Results, path: Path) -> None:
+    """Curves per staleness, mean over seeds with their interval, and the ablations."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "learning"
+    lags = results.staleness
+    canvas = Figure(figsize=(4.2 * (len(lags) + 1) + 1.5, 3.8), layout="constrained")
+    axes = canvas.subplots(1, len(lags) + 1, width_ratios=[1.0] * len(lags) + [0.9], squeeze=False)[0]
+    for place, (axis, lag) in enumerate(zip(axes, lags, strict=False)):
+        for name in METHODS:
+            runs = [smoothed(result["curves"]["success"]) for result in results.of(name, lag)]
+            points = [estimate(values) for values in zip(*runs, strict=True)]
+            steps = range(1, len(points) + 1)
+            axis.plot(steps, [p.mean for p in points], color=COLOURS[name], label=ALL[name].label, lw=1.6)
+            if points and points[0].low is not None:
+                low, high = [p.low for p in points], [p.high for p in points]
+                axis.fill_between(steps, low, high, color=COLOURS[name], alpha=0.15, lw=0)
+        axis.set(title=f"staleness {lag}", xlabel="training step", ylim=(0, 1))
+        if place == 0:
+            axis.set_ylabel(f"success of training episodes, {WINDOW} steps")
+            axis.legend(frameon=False, loc="lower right", fontsize=8)
+    found = {name: value for name, value in results.ablations().items() if value.values}
+    if results.control_gain().values:
+        found["shuffled"] = estimate(results.final("shuffled", results.ablation_staleness))
+    last = axes[-1]
+    for place, (name, value) in enumerate(found.items()):
+        colour = COLOURS["sao"] if name == "sao" else "#374151"
+        if value.low is not None and value.high is not None:
+            last.plot([value.low, value.high], [place, place], color=colour, lw=2)
+        last.plot([value.mean], [place], "o", color=colour, ms=5)
+    last.set_yticks(range(len(found)), [ALL[name].label for name in found], fontsize=8)
+    last.invert_yaxis()
+    last.set(title=f"SAO changed, staleness {results.ablation_staleness}", xlabel="held-out success")
+    if results.start is not None:
+        last.axvline(results.start["success"], color="#9ca3af", ls=":", lw=1)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, metadata={"Date": None})
