@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import UsageError
 from agentenv_trainers import GRPOConfig, SAOConfig
 
 
@@ -77,13 +76,15 @@ def test_a_setting_that_cannot_work_is_one_clear_error(settings: dict[str, Any],
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("critic_updates", 1), ("freeze_critic_attention", False), ("critic_only_steps", 5), ("gamma", 0.9)],
-)
-def test_settings_of_a_critic_are_refused_where_there_is_none(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"{name} is {value}.*belongs to advantage='gae'"):
-        sao(advantage="running_mean", **{name: value})
+def test_an_ablation_is_one_flag_over_a_config_that_sets_up_a_critic() -> None:
+    config = sao(
+        advantage="running_mean",
+        critic_learning_rate=1e-3,
+        critic_updates=3,
+        critic_only_steps=5,
+        value_pretrain_episodes=256,
+    )
+    assert (config.critic_only_steps, config.value_pretrain_episodes) == (0, 0)
 
 
 def test_a_preset_works_without_a_critic_too() -> None:

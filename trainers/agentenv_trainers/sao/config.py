@@ -11,22 +11,6 @@ from agentenv_trainers.rollout_settings import setting
 from agentenv_trainers.settings import UNSET, TrainerSettings
 
 _WARMUP_STEPS = 10
-_OF_THE_CRITIC = (
-    "lambda_alpha",
-    "critic_lambda",
-    "gamma",
-    "critic_model",
-    "critic_updates",
-    "critic_learning_rate",
-    "critic_warmup_steps",
-    "critic_only_steps",
-    "freeze_critic_attention",
-    "value_pretrain_episodes",
-    "value_pretrain_learning_rate",
-    "value_granularity",
-    "skip_observations",
-)
-"""Settings without effect where advantages come from no critic."""
 
 
 @dataclass
@@ -35,7 +19,8 @@ class SAOConfig(TrainerSettings):
 
     Source: SAO, arXiv 2607.07508. Its ablations are one setting each: ``objective="ppo_clip"`` (no double-sided
     mask), ``critic_updates=1``, ``freeze_critic_attention=False``, ``advantage="running_mean_per_task"``,
-    ``value_granularity="step_mean"``, ``skip_observations=False``.
+    ``value_granularity="step_mean"``, ``skip_observations=False``. So that they can be, settings of the critic have no
+    effect, and are no error, where ``advantage`` needs none.
 
     Raises:
         UsageError: as :class:`~agentenv_trainers.settings.TrainerSettings`.
@@ -103,6 +88,8 @@ class SAOConfig(TrainerSettings):
         for name in ("critic_only_steps", "critic_warmup_steps"):
             if getattr(self, name) is None:
                 setattr(self, name, 0)
+        if self.advantage != "gae":
+            self.critic_only_steps = self.value_pretrain_episodes = 0
 
     def _check_choices(self) -> None:
         super()._check_choices()
@@ -114,11 +101,6 @@ class SAOConfig(TrainerSettings):
             raise self._error(
                 "value_granularity", self.value_granularity, "token with skip_observations=False"
             )
-        if self.advantage != "gae":
-            for name in _OF_THE_CRITIC:
-                default = type(self).__dataclass_fields__[name].default
-                if getattr(self, name) != (0 if default is None and name.endswith("_steps") else default):
-                    raise self._unused(name, "it belongs to advantage='gae'")
 
     def _ranges(self) -> list[tuple[str, bool, str]]:
         return [
