@@ -136,7 +136,7 @@ def test_shapes_that_differ_are_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 1024, 1025, 5000])
-def test_the_blockwise_scan_equals_the_recursion(length: int) -> None:
+def test_the_scan_by_doubling_equals_the_recursion(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
     terms = torch.randn(2, length, generator=generator, dtype=torch.float64)
     decay = torch.tensor([0.999, 0.3], dtype=torch.float64)

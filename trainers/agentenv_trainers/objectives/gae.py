@@ -6,16 +6,16 @@ Invariants:
   out.
 * Everything is computed in float64 (float32 where a device has none): at lambda 1 the advantage is a sum over
   the whole trajectory, and 32k tokens of float32 rounding would show.
-* Cost: about 3 passes over the tokens plus one small matrix product per 32 of them.
+* Cost: about ten passes over the tokens and one more for each doubling of the longest row. A CPU takes one row at a
+  time: what lies between the passes stays in the cache, and is too small for torch to share it out among threads, which
+  on a busy machine wait for each other longer than they work. Other devices take all rows at once.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-_BLOCK = 32
-"""Tokens per block of the scan. Within a block the recursion is one product with a triangular matrix."""
+from torch.nn.utils.rnn import pad_sequence
 
 
 def skip_observation_gae(
@@ -57,47 +57,48 @@ def skip_observation_gae(
         )
     batch = values.size(0)
     mask = action_mask.bool()
-    counts = mask.sum(dim=1)
+    counts = mask.count_nonzero(dim=1)
     if batch == 0 or bool((counts == 0).any()):
         empty = (counts == 0).nonzero().flatten().tolist()
         raise ValueError(f"action_mask has no action token in rows {empty} of {batch}")
+    if bootstrap_values is not None and bootstrap_values.shape != (batch,):
+        raise ValueError(f"bootstrap_values has shape {tuple(bootstrap_values.shape)}, must be ({batch},)")
     exact = exact_dtype(values.device)
-    length = int(counts.max())
-    # Position of every action token among the action tokens of its row; others go to one column that is cut
-    # off.
-    position = torch.where(mask, mask.cumsum(dim=1) - 1, length)
-
-    def compact(tensor: Tensor) -> Tensor:
-        wide = torch.zeros(batch, length + 1, dtype=exact, device=values.device)
-        return wide.scatter_(1, position, tensor.detach().to(exact))[:, :length]
-
-    dense_rewards, dense_values = compact(rewards), compact(values)
-    last = (counts - 1).unsqueeze(1)
-    next_values = torch.zeros_like(dense_values)
-    next_values[:, :-1] = dense_values[:, 1:]
-    if bootstrap_values is not None:
-        if bootstrap_values.shape != (batch,):
-            raise ValueError(
-                f"bootstrap_values has shape {tuple(bootstrap_values.shape)}, must be ({batch},)"
-            )
-        next_values.scatter_(1, last, bootstrap_values.detach().to(exact).unsqueeze(1))
-    real = torch.arange(length, device=values.device) <= last
-    deltas = torch.where(real, dense_rewards + gamma * next_values - dense_values, 0.0)
-    decay = gamma * torch.as_tensor(gae_lambda, dtype=exact, device=values.device)
+    decay = gamma * torch.as_tensor(gae_lambda, dtype=exact, device=values.device).detach()
     if decay.dim() > 1 or (decay.dim() == 1 and decay.size(0) != batch):
         raise ValueError(f"gae_lambda has shape {tuple(decay.shape)}, must be a scalar or ({batch},)")
-    dense_advantages = discounted_suffix_sums(deltas, decay.expand(batch))
-    sources = position.clamp(max=length - 1)
-    advantages = torch.where(mask, dense_advantages.gather(1, sources), 0.0)
-    returns = torch.where(mask, (dense_advantages + dense_values).gather(1, sources), 0.0)
-    return advantages.to(values.dtype), returns.to(values.dtype)
+    decay = decay.expand(batch)
+    advantages = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
+    returns = torch.zeros_like(advantages)
+    flat_rewards, flat_values = rewards.detach().reshape(-1), values.detach().reshape(-1)
+    lengths = counts.tolist()
+    # Where the action tokens stand. Cut out by these they lie side by side, and observations are gone.
+    places = mask.reshape(-1).nonzero().squeeze(1).split(lengths)
+    step = 1 if values.device.type == "cpu" else batch
+    for start in range(0, batch, step):
+        rows = slice(start, start + step)
+        chunk_places = torch.cat(places[rows])
+        chunk_values = flat_values.index_select(0, chunk_places).to(exact)
+        next_values = chunk_values.roll(-1)
+        next_values[counts[rows].cumsum(0) - 1] = (
+            0.0 if bootstrap_values is None else bootstrap_values[rows].detach().to(exact)
+        )
+        deltas = flat_rewards.index_select(0, chunk_places).to(exact)
+        deltas.add_(next_values, alpha=gamma).sub_(chunk_values)
+        sums = discounted_suffix_sums(
+            pad_sequence(deltas.split(lengths[rows]), batch_first=True), decay[rows]
+        )
+        chunk = torch.cat([row[:length] for row, length in zip(sums, lengths[rows], strict=True)])
+        advantages.view(-1).scatter_(0, chunk_places, chunk.to(values.dtype))
+        returns.view(-1).scatter_(0, chunk_places, chunk.add_(chunk_values).to(values.dtype))
+    return advantages, returns
 
 
 def discounted_suffix_sums(terms: Tensor, decay: Tensor) -> Tensor:
-    """y[t] = terms[t] + decay * y[t + 1] along the last dimension, as a blockwise scan.
+    """y[t] = terms[t] + decay * y[t + 1] along the last dimension, by doubling.
 
-    Blocks of 32 are solved by one triangular product each; the sums that enter them from the right are the
-    same recursion over the blocks, with decay ** 32.
+    After step k each result is the sum of 2 ** k terms; the next step adds the result 2 ** k places further, times
+    decay ** (2 ** k). Sums are in pairs, so rounding grows with log N only.
 
     Args:
         terms: [B, N] floating point.
@@ -106,19 +107,12 @@ def discounted_suffix_sums(terms: Tensor, decay: Tensor) -> Tensor:
     Returns:
         [B, N].
     """
-    batch, length = terms.shape
-    blocks = -(-length // _BLOCK)
-    padded = torch.nn.functional.pad(terms, (0, blocks * _BLOCK - length)).view(batch, blocks, _BLOCK)
-    steps = torch.arange(_BLOCK, device=terms.device)
-    # [i, j]: how far term i lies ahead of result j. Negative ones do not contribute.
-    ahead = steps.unsqueeze(1) - steps.unsqueeze(0)
-    factors = torch.where(ahead >= 0, decay.view(-1, 1, 1) ** ahead.clamp(min=0), 0.0)
-    sums = torch.bmm(padded, factors)
-    if blocks > 1:
-        heads = discounted_suffix_sums(sums[:, :, 0], decay**_BLOCK)
-        entering = torch.nn.functional.pad(heads[:, 1:], (0, 1)).unsqueeze(-1)
-        sums = sums + entering * (decay.view(-1, 1) ** (_BLOCK - steps)).unsqueeze(1)
-    return sums.view(batch, blocks * _BLOCK)[:, :length]
+    length = terms.size(1)
+    sums, factor, distance = terms.clone(), decay.unsqueeze(1), 1
+    while distance < length:
+        sums[:, :-distance] += factor * sums[:, distance:]
+        factor, distance = factor * factor, 2 * distance
+    return sums
 
 
 def length_adaptive_lambda(num_action_tokens: Tensor, *, alpha: float) -> Tensor:
