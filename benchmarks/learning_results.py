@@ -308,16 +308,11 @@ def write_csv(results: Results, folder: Path) -> None:
         for result in results.runs:
             run, values = result["run"], result["curves"]
             steps = len(values["success"])
-            # A number that the first steps lack (while only the critic trains) belongs to the last ones.
-            columns = [_from_the_end(values.get(name, []), steps) for name in curves]
+            columns = [values.get(name, [None] * steps) for name in curves]
             for step in range(steps):
                 writer.writerow(
                     [run["method"], run["staleness"], run["seed"], step + 1, *(c[step] for c in columns)]
                 )
-
-
-def _from_the_end(values: Sequence[float], length: int) -> list[float | str]:
-    return [""] * (length - len(values)) + list(values)
 
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:

@@ -5,6 +5,7 @@ makes the staleness exact. Logging, checkpoints and progress bars are off: a run
 """
 
 import functools
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +41,10 @@ CURVES = (
     "masked_share",
     "masked_low",
     "masked_high",
+    "masked_nonfinite",
     "policy_grad_norm",
     "critic_grad_norm",
+    "critic_loss",
     "explained_variance",
     "advantage_std",
     "loss",
@@ -74,7 +77,7 @@ class ShuffledRewards:
 
 
 class Curves(TrainerCallback):
-    """The numbers of every step, by name.
+    """The numbers of every step, by name; None where a step does not have one, or one that is not a number.
 
     Args:
         names: which ones.
@@ -82,18 +85,26 @@ class Curves(TrainerCallback):
     """
 
     def __init__(self, names: Sequence[str], on_step: OnStep | None = None) -> None:
-        self.values: dict[str, list[float]] = {name: [] for name in names}
-        self._on_step = on_step
+        self._names, self._on_step = names, on_step
+        self._steps: list[list[float | None]] = []
+
+    @property
+    def values(self) -> dict[str, list[float | None]]:
+        """One list per name, all of the same length; names that no step has are left out."""
+        columns = zip(self._names, zip(*self._steps, strict=True), strict=True) if self._steps else ()
+        return {name: list(column) for name, column in columns if any(v is not None for v in column)}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """A step's numbers; the summary that transformers logs at the end is none."""
         if not logs or "train_runtime" in logs:
             return
-        for name, values in self.values.items():
-            if logs.get(name) is not None:
-                values.append(round(float(logs[name]), 6))
+        self._steps.append([_number(logs.get(name)) for name in self._names])
         if self._on_step is not None:
             self._on_step(state.global_step, logs)
+
+
+def _number(value: float | None) -> float | None:
+    return round(float(value), 6) if value is not None and math.isfinite(value) else None
 
 
 class Clock(TrainerCallback):
@@ -128,7 +139,7 @@ def play(run: Run, policy: Path, on_step: OnStep | None = None) -> dict[str, Any
     tokenizer = AutoTokenizer.from_pretrained(policy)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     seconds: dict[str, float] = {}
-    curves: dict[str, list[float]] = {}
+    curves: dict[str, list[float | None]] = {}
     if run.method == "start":
         with AsyncController(
             training_env(run), LLMProxy([open_engine(model, tokenizer)]), tokenizer, evaluation_config()
@@ -148,7 +159,7 @@ def play(run: Run, policy: Path, on_step: OnStep | None = None) -> dict[str, Any
 
 def train(
     run: Run, model: Any, tokenizer: Any, on_step: OnStep | None = None
-) -> tuple[dict[str, Any], dict[str, list[float]], dict[str, float]]:
+) -> tuple[dict[str, Any], dict[str, list[float | None]], dict[str, float]]:
     """The evaluation after training, the curves, and seconds by part."""
     method = ALL[run.method]
     began = time.perf_counter()
@@ -179,7 +190,7 @@ def train(
             evaluated = time.perf_counter()
     parts = {name.removesuffix("_s"): value for name, value in clock.seconds.items()}
     seconds = {"setup": ready - began, "training": trained - ready, "evaluation": evaluated - trained}
-    return final, {name: values for name, values in curves.values.items() if values}, {**seconds, **parts}
+    return final, curves.values, {**seconds, **parts}
 
 
 def make_config(run: Run, folder: str) -> SAOConfig | GRPOConfig:
