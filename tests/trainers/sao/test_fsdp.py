@@ -29,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "critic_learning_rate": 1e-3,
     "optim": "sgd",  # in AdamW a tiny difference of a gradient near zero flips the whole step
     "critic_lambda": 0.9,
+    "beta": 0.1,
     "value_pretrain_episodes": 8,
     "value_pretrain_steps": 2,
     "save_strategy": "steps",
@@ -38,7 +39,7 @@ SETTINGS: dict[str, Any] = {
     "disable_tqdm": True,
     "max_grad_norm": 1.0,
 }
-COMPARED = ("loss", "critic_loss", "entropy", "policy_grad_norm", "critic_grad_norm", "masked_share")
+COMPARED = ("loss", "critic_loss", "kl", "entropy", "policy_grad_norm", "critic_grad_norm", "masked_share")
 
 
 def run(folder: Path, processes: int, *words: str) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def test_sharded_processes_train_as_one_does_resume_bitwise_and_save_whole_model
     assert two["sharded"] == ["DTensor", "DTensor"]
     expected, got = history(one["whole"]), history(two["whole"])
     assert set(expected) == {1, 2, 3, 4}
+    assert 0.0 <= expected[1]["kl"] < 1e-6 < expected[4]["kl"]
     for step in expected:
         assert got[step] == pytest.approx(expected[step], rel=1e-3, abs=1e-5), step
     torch.testing.assert_close(two["whole"]["values"], one["whole"]["values"], rtol=1e-2, atol=1e-3)

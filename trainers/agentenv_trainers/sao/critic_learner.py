@@ -94,7 +94,7 @@ class CriticLearner:
             )
         self._enable_checkpointing()
         if self._is_sharded:
-            shard(critic, accelerator)
+            shard(critic, critic.backbone, accelerator, float32=[critic.head])
         else:
             critic.to(accelerator.device)
         self._prepare(args.critic_learning_rate)
