@@ -31,7 +31,12 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "agentenv"
 _PLUGIN_GROUP = "agentenv.envs"
-_BUILT_IN = {"Echo-v0": "agentenv.testing:EchoEnv", "SWE-v0": "agentenv_envs.swe:SWEEnv"}
+_BUILT_IN = {
+    "Echo-v0": "agentenv.testing:EchoEnv",
+    "KeyDoor-v0": "agentenv_envs.text:KeyDoorEnv",
+    "SWE-v0": "agentenv_envs.swe:SWEEnv",
+    "StyledReply-v0": "agentenv_envs.text:StyledReplyEnv",
+}
 
 TextEnvCreator = Callable[..., gymnasium.Env[str, str]]
 

@@ -12,38 +12,38 @@ held-out tasks whose first edit is right, and what it was is kept in made.json. 
 import argparse
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import AddedToken, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from warm_start import (
+    ASSISTANT,
+    END,
+    READ_WEIGHT,
+    USER,
+    Demonstrations,
+    Row,
+    build_model,
+    byte_level,
+    special_tokens,
+    train,
+    with_chat_template,
+)
 
 from agentenv_envs.swe.embedded.demonstrations import MEDIOCRE, Skill, first_edit, next_edit, simulate
 from agentenv_envs.swe.embedded.families import FAMILIES, NAMES
 from agentenv_envs.swe.embedded.tasks import EMBEDDED_WORKDIR, TEST_COMMAND, EmbeddedTask, generate_task
 from agentenv_envs.swe.protocol import as_action, first_observation
 
-USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 #: While it learns to read, wrong edits happen (so that there is something to retry) but are not imitated.
 READING = Skill(edit_right=0.5, test=0.6, retry=0.8)
 
 
 def build_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE over the environment's texts, with whole tokens for the parts of commands."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level()
     whole = [first_observation("", workdir=EMBEDDED_WORKDIR, test_command=TEST_COMMAND)]
     whole += ["```bash\n", "\n```", "cat -n app.py", TEST_COMMAND, "submit", "sed -i.bak '", "sed '"]
     whole += ["/' app.py.bak >app.py", "/' app.py", "/", "(no output)", "\n[exit code 1]", "FAIL "]
@@ -53,7 +53,7 @@ def build_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
     words = ["min", "max", "and", "or", "True", "False"]
     added = [AddedToken(text, normalized=False) for text in whole]
     added += [AddedToken(text, normalized=False, single_word=True) for text in words]
-    special = [AddedToken(text, special=True, normalized=False) for text in (PAD, END, USER, ASSISTANT)]
+    special = special_tokens()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(added) - len(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -62,9 +62,7 @@ def build_tokenizer(seed: int, vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(_corpus(seed), trainer)
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(added)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
-    )
+    return with_chat_template(tokenizer)
 
 
 def _corpus(seed: int) -> Iterator[str]:
@@ -81,29 +79,19 @@ def _corpus(seed: int) -> Iterator[str]:
         yield from [f"{name} {name}("] * 50
 
 
-Row = tuple[list[int], list[float]]
-"""Token ids of a demonstration, and what each weighs in the loss."""
+#: Right edits are where reading is learned; while it is, they weigh more than the rest of what is said.
+EDIT_WEIGHT = 4.0
 
 
-class Demonstrations:
-    """Batches of tokenised demonstrations of one skill."""
+class Repairs(Demonstrations):
+    """Tokenised demonstrations of one skill."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, skill: Skill, *, seed: int, imitate_wrong: bool
     ) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, random.Random(f"demonstrations:{seed}:{imitate_wrong}"))
         self.skill = skill
         self.imitate_wrong = imitate_wrong
-        self.rng = random.Random(f"demonstrations:{seed}:{imitate_wrong}")
-        self.cache: dict[str, list[int]] = {}
-
-    def _encode(self, text: str) -> list[int]:
-        ids = self.cache.get(text)
-        if ids is None:
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-            if len(self.cache) < 200_000:
-                self.cache[text] = ids
-        return ids
 
     def one(self) -> Row:
         """Token ids and loss weights: 1 on imitated actions, a little on what is only read."""
@@ -111,87 +99,16 @@ class Demonstrations:
         turns, _ = simulate(task, self.skill, self.rng)
         right = {as_action(form(edit)) for edit in task.gold_edits for form in (first_edit, next_edit)}
         prompt = first_observation(task.issue, workdir=EMBEDDED_WORKDIR, test_command=TEST_COMMAND)
-        ids = self._encode(f"{USER}{prompt}{END}{ASSISTANT}")
+        ids = self.heard(prompt)
         weights = [READ_WEIGHT] * len(ids)
         for action, observation in turns:
-            said = self._encode(f"{action}{END}")
+            said = self.said(action)
             imitated = self.imitate_wrong or "sed" not in action or action in right
-            heard = self._encode(f"{USER}{observation}{END}{ASSISTANT}") if observation else []
+            heard = self.heard(observation) if observation else []
             ids = ids + said + heard
             said_weight = EDIT_WEIGHT if action in right and not self.imitate_wrong else 1.0
             weights += [said_weight if imitated else 0.0] * len(said) + [READ_WEIGHT] * len(heard)
         return ids, weights
-
-    def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """ids, attention mask and weights, [size, T] each, right-padded, rows of like length together."""
-        while True:
-            rows = sorted((self.one() for _ in range(size * 16)), key=lambda row: len(row[0]))
-            chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
-            self.rng.shuffle(chunks)
-            yield from map(self._pad, chunks)
-
-    def _pad(
-        self, rows: list[tuple[list[int], list[float]]]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        size = len(rows)
-        longest = max(len(ids) for ids, _ in rows)
-        ids = torch.full((size, longest), self.tokenizer.pad_token_id)
-        weights = torch.zeros(size, longest)
-        for row, (tokens, weight) in enumerate(rows):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            weights[row, : len(tokens)] = torch.tensor(weight)
-        return ids, (ids != self.tokenizer.pad_token_id).long(), weights
-
-
-#: Loss weight of tokens that the policy reads: a little helps it to learn the language of the tasks.
-READ_WEIGHT = 0.05
-#: Right edits are where reading is learned; while it is, they weigh more than the rest of what is said.
-EDIT_WEIGHT = 4.0
-
-
-def train(
-    model: Qwen3ForCausalLM,
-    demonstrations: Demonstrations,
-    *,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    muon_lr: float,
-) -> None:
-    """Supervised fine-tuning: Muon on the hidden matrices, AdamW on the rest, linear decay to a tenth."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=lr, weight_decay=0.0, betas=(0.9, 0.98)),
-    ]
-    schedule = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda s: min(1.0, (s + 1) / 50) * max(0.1, 1 - 0.9 * s / steps))
-        for o in optimizers
-    ]
-    model.train()
-    started, running = time.monotonic(), 0.0
-    for step, (ids, mask, weights) in zip(
-        range(1, steps + 1), demonstrations.batches(batch_size), strict=False
-    ):
-        hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, :-1]
-        target, weight = ids[:, 1:], weights[:, 1:]
-        used = weight > 0
-        logits = model.lm_head(hidden[used])
-        losses = torch.nn.functional.cross_entropy(logits, target[used], reduction="none")
-        loss = (losses * weight[used]).sum() / weight.sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        for scheduler in schedule:
-            scheduler.step()
-        now = losses.detach()[weight[used] >= 1.0].mean().item()
-        running = now if step == 1 else 0.99 * running + 0.01 * now
-        if step % 100 == 0:
-            seconds = time.monotonic() - started
-            print(f"step {step}/{steps}  loss on actions {running:.4f}  {seconds:.0f} s", flush=True)
 
 
 @torch.no_grad()
@@ -234,26 +151,6 @@ def _edit_prompt(task: EmbeddedTask) -> str:
     return f"{USER}{prompt}{END}{ASSISTANT}{turns[0][0]}{END}{USER}{turns[0][1]}{END}{ASSISTANT}"
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int) -> Qwen3ForCausalLM:
-    """A small Qwen3 with random weights."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=hidden_size,
-            intermediate_size=2 * hidden_size,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=hidden_size // 4,
-            tie_word_embeddings=True,
-            max_position_embeddings=4096,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
-
-
 def main() -> None:
     """Build, train in two phases, evaluate, save."""
     parser = argparse.ArgumentParser(
@@ -282,7 +179,7 @@ def main() -> None:
     }
     results: dict[str, dict[str, dict[str, float]]] = {}
     for phase, (skill, imitate_wrong, steps, scale) in phases.items():
-        demonstrations = Demonstrations(tokenizer, skill, seed=args.seed, imitate_wrong=imitate_wrong)
+        demonstrations = Repairs(tokenizer, skill, seed=args.seed, imitate_wrong=imitate_wrong)
         train(
             model,
             demonstrations,

@@ -1,0 +1,236 @@
+"""Make the policy for the text environments that ships in the package: one for all of them.
+
+    python benchmarks/make_text_policy.py --output_dir envs/agentenv_envs/text/policy
+
+A very small Qwen3 whose tokenizer has whole tokens for the environments' words, cells and numbers learns from each
+environment's own demonstrator on training tasks. First it learns to read: the demonstrator's mistakes are shown but not
+imitated. Then it imitates a mediocre demonstrator in everything, so that the right action keeps a real probability in
+every state and reinforcement learning has something to raise. Everything is drawn from --seed. A line every hundred
+steps says how it goes; then the policy plays held-out tasks through the rollout, sampled at temperature 1, and the
+success is kept in made.json.
+"""
+
+import argparse
+import functools
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from warm_start import (
+    Demonstrations,
+    Row,
+    build_model,
+    byte_level,
+    special_tokens,
+    train,
+    with_chat_template,
+)
+
+import agentenv
+from agentenv.evaluation import success_rate
+from agentenv.inference import LLMProxy
+from agentenv.inference.transformers_engine import TransformersEngine
+from agentenv.rollout import AsyncController, RolloutConfig
+from agentenv.trajectory import Trajectory
+from agentenv_envs.text.key_door import ACTIONS, cell_name
+from agentenv_envs.text.styled_reply import COLOURS, FORMS
+from agentenv_envs.text.task_env import TextTaskEnv
+
+EVALUATION_SEED = 2**31
+"""First task seed of the evaluation."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is demonstrated of an environment.
+
+    Args:
+        share: of the batches.
+        rows: episodes per batch, in units of --batch_size: more where they are short.
+        reading: skill of the demonstrator while the policy learns to read.
+        mediocre: its skill while the policy imitates everything.
+    """
+
+    share: float
+    rows: int
+    reading: float
+    mediocre: float
+
+
+LESSONS = {
+    "KeyDoor-v0": Lesson(share=0.55, rows=1, reading=0.75, mediocre=0.66),
+    "StyledReply-v0": Lesson(share=0.45, rows=4, reading=0.9, mediocre=0.72),
+}
+
+
+def whole_tokens() -> list[str]:
+    """Texts that are one token each; everything else is spelt in bytes."""
+    instruction, _, _ = agentenv.make("KeyDoor-v0").reset(seed=0)[0].partition(" You are at ")
+    texts = [instruction, " You are at ", ". The key is at ", ". The door is at ", ". The key is here."]
+    texts += [". The door is here.", "The door opens.", *ACTIONS]
+    events = ("", "A wall stops you. ", "There is nothing to take. ", "There is nothing to open. ")
+    texts += [f"{event}You are at " for event in (*events, "You have the key. ", "The door is locked. ")]
+    texts += [cell_name((x, y)) for x in range(6) for y in range(6)]
+    texts += [f"{tens}{ones}" for tens in range(10) for ones in range(10)]
+    texts += ["Prices: ", ". How much is ", *COLOURS, *(f" {price}" for price in range(1, 10))]
+    return texts + [form.format("") for form in FORMS.values() if form != "{}"]
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, and `whole_tokens`; nothing is trained."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = byte_level({byte: number for number, byte in enumerate(alphabet)})
+    tokenizer.add_special_tokens(special_tokens())
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in whole_tokens()])
+    return with_chat_template(tokenizer)
+
+
+class Episodes(Demonstrations):
+    """Tokenised episodes of the environments' demonstrators on training tasks.
+
+    Args:
+        tokenizer: of the policy.
+        skills: of the demonstrators, by environment.
+        seed: of the tasks and of chance.
+        imitate_wrong: mistakes are imitated too.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        skills: dict[str, float],
+        *,
+        seed: int,
+        imitate_wrong: bool,
+    ) -> None:
+        super().__init__(tokenizer, random.Random(f"demonstrations:{seed}:{imitate_wrong}"))
+        self.skills = skills
+        self.imitate_wrong = imitate_wrong
+        self.envs: dict[str, TextTaskEnv[Any]] = {name: agentenv.make(name) for name in skills}  # type: ignore[misc]
+
+    def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """See `Demonstrations.batches`; each batch is of one environment."""
+        names = list(self.envs)
+        shares = [LESSONS[name].share for name in names]
+        while True:
+            (name,) = self.rng.choices(names, weights=shares)
+            yield self.pad([self.episode(name) for _ in range(size * LESSONS[name].rows)])
+
+    def episode(self, name: str) -> Row:
+        """Token ids and loss weights of an episode: 1 on imitated actions, 0 on what is read."""
+        env, skill = self.envs[name], self.skills[name]
+        observation, _ = env.reset(seed=self.rng.randrange(2**31))
+        ids: list[int] = []
+        weights: list[float] = []
+        ended = False
+        while not ended:
+            heard = self.heard(observation)
+            right = env.solutions()
+            action = env.demonstrate(skill, self.rng)
+            said = self.said(action)
+            imitated = self.imitate_wrong or action in right
+            ids += heard + said
+            weights += [0.0] * len(heard) + [float(imitated)] * len(said)
+            observation, _, terminated, truncated, _ = env.step(action)
+            ended = terminated or truncated
+        return ids, weights
+
+
+def play(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, name: str, *, episodes: int
+) -> list[Trajectory]:
+    """Held-out episodes through the rollout, sampled at temperature 1."""
+    engine = TransformersEngine(model, tokenizer, max_batch=32, max_length=512)
+    config = RolloutConfig(num_envs=32, max_tokens_per_turn=12, max_tokens_per_episode=512)
+    held_out = functools.partial(agentenv.make, name, split="heldout")
+    with AsyncController(held_out, LLMProxy([engine]), tokenizer, config) as controller:
+        return controller.evaluate(None, range(EVALUATION_SEED, EVALUATION_SEED + episodes))
+
+
+def measured(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Success with its interval, length, and the environment's own metrics."""
+    rate = success_rate(trajectories)
+    result: dict[str, Any] = {
+        "success": round(rate.rate, 4),
+        "interval": [round(rate.low, 4), round(rate.high, 4)],
+        "episodes": rate.episodes,
+        "failed": rate.failed,
+        "tokens": round(statistics.mean(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories), 1),
+    }
+    metrics = [trajectory.info.get("metrics", {}) for trajectory in trajectories]
+    for key in sorted({key for one in metrics for key in one}):
+        result[key] = round(statistics.mean(one.get(key, 0.0) for one in metrics), 4)
+    return result
+
+
+def main() -> None:
+    """Build, train in two phases, evaluate, save."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden_size", type=int, default=64)
+    parser.add_argument("--intermediate_size", type=int, default=160)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--reading_steps", type=int, default=700)
+    parser.add_argument("--mediocre_steps", type=int, default=200)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--learning_rate", type=float, default=4e-3, help="of AdamW, in the first phase")
+    parser.add_argument("--muon_learning_rate", type=float, default=6e-3, help="in the first phase")
+    parser.add_argument("--evaluation_episodes", type=int, default=512)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    started = time.monotonic()
+    tokenizer = build_tokenizer()
+    model = build_model(
+        tokenizer,
+        args.hidden_size,
+        args.layers,
+        intermediate_size=args.intermediate_size,
+        max_position_embeddings=1024,
+    )
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{parameters:,} parameters, {len(tokenizer)} tokens")
+    results: dict[str, dict[str, Any]] = {}
+    for phase, steps, scale in (
+        ("reading", args.reading_steps, 1.0),
+        ("mediocre", args.mediocre_steps, 0.25),
+    ):
+        skills = {name: getattr(lesson, phase) for name, lesson in LESSONS.items()}
+        train(
+            model,
+            Episodes(tokenizer, skills, seed=args.seed, imitate_wrong=phase == "mediocre"),
+            steps=steps,
+            batch_size=args.batch_size,
+            lr=scale * args.learning_rate,
+            muon_lr=scale * args.muon_learning_rate,
+        )
+        results[phase] = {
+            name: measured(play(model, tokenizer, name, episodes=args.evaluation_episodes))
+            for name in LESSONS
+        }
+        print(f"held-out tasks after {phase}: {json.dumps(results[phase])}", flush=True)
+    model.save_pretrained(args.output_dir)
+    tokenizer.save_pretrained(args.output_dir)
+    made = {
+        "arguments": {k: v for k, v in vars(args).items() if k != "output_dir"},
+        "parameters": parameters,
+        "seconds": round(time.monotonic() - started),
+        "heldout": results,
+    }
+    (args.output_dir / "made.json").write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
