@@ -28,7 +28,7 @@ def cispo_weights(
     A token outside the bounds keeps the weight of the bound, and its gradient; that is the difference to
     :func:`double_sided_weights`. With clip_low 0.3 and clip_high 5.0 the ratios [0.5, 0.8, 2.0, 9.0] give
     [0.7, 0.8, 2.0, 6.0].
-    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), eqs. 4 and 5. The paper and TRL set no lower bound: clip_low 1.
+    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1. The paper and TRL set no lower bound: clip_low 1.
 
     Args:
         policy_logprobs: log-probs of the sampled tokens (nats) under the weights being trained; any shape.
@@ -57,8 +57,8 @@ def topr_weights(policy_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor
     Good trajectories are learned from as if they were data; bad ones are unlearned only as far as the policy would
     still write them. A bad trajectory with the ratios [0.5, 0.5] has weight 0.25 at both tokens, one with
     [0.5, 4.0] has 1.
-    Source: TOPR, arXiv 2503.14286, the "canonical" form: [1, 1] where the return is positive, [0, 1] where not. In the
-    paper the return is one of {-1, 1} or less a baseline; here the caller says what is positive.
+    Source: TOPR, arXiv 2503.14286, the "canonical" form: truncated to [1, 1] where the return is 0 or more, to [0, 1]
+    where it is less. What return means, and its baseline, is the caller's matter.
 
     Args:
         policy_logprobs: [B, T] log-probs of the sampled tokens (nats) under the weights being trained.
