@@ -20,20 +20,22 @@ ABLATION_STALENESS = 2
 SEEDS = 5
 POOL = 128
 """Training tasks where tasks must come again: the baseline per task needs a history of each."""
-TUNING_RATES = (1e-4, 3e-4, 1e-3)
-TUNING_SEEDS = {0: 100, 8: 101}
-"""Staleness of the runs that a learning rate is chosen by, and their seeds, which no reported run has."""
+TUNING_RATES = (1e-4, 2e-4, 3e-4, 1e-3)
+TUNING_STALENESS = (0, 8)
+TUNING_SEEDS = (100, 101)
+"""Of the runs that a learning rate is chosen by; no reported run has such a seed."""
 
 LEARNING_RATES = {
     "sao": 3e-4,
+    "sao_math": 3e-4,
     "ppo": 3e-4,
     "running_mean": 3e-4,
     "grpo": 3e-4,
     "grpo_dis": 3e-4,
 }
 """Chosen by `python benchmarks/learning.py --tune`: the one of TUNING_RATES with the best mean held-out success over
-TUNING_SEEDS. Ablations have the learning rate of SAO, from which they differ in the one setting that they are named by;
-the running mean per task has that of the running mean."""
+TUNING_STALENESS and TUNING_SEEDS. Ablations have the learning rate of SAO, from which they differ in the one setting
+that they are named by; the running mean per task has that of the running mean."""
 
 CRITIC_RATE = 5.0
 """Learning rate of the critic over that of the policy: the paper's ratio, not tuned."""
@@ -71,6 +73,9 @@ def _sao(label: str, *, pool: int | None = None, shuffled: bool = False, **setti
 
 METHODS = {
     "sao": _sao("SAO"),
+    "sao_math": Method(
+        "SAO with the mask for mathematics", "sao", {"clip_low": 0.3, "clip_high": 5.0}, "sao_math"
+    ),
     "grpo": Method("GRPO", "grpo", {"group_size": 8}, "grpo"),
     "grpo_dis": Method("GRPO + DIS", "grpo", {"group_size": 8, "objective": "dis"}, "grpo_dis"),
     "ppo": Method("PPO (SAO without DIS)", "sao", {"objective": "ppo_clip"}, "ppo"),
@@ -185,7 +190,8 @@ def tuning(sizes: Sizes, policy: str) -> list[Run]:
         make_run(method, lag, seed, sizes, policy, rate)
         for method in METHODS
         for rate in TUNING_RATES
-        for lag, seed in TUNING_SEEDS.items()
+        for lag in TUNING_STALENESS
+        for seed in TUNING_SEEDS
     ]
 
 

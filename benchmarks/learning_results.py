@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learning_methods import ABLATIONS, ALL, METHODS, TUNING_RATES
+from learning_methods import ABLATIONS, ALL, METHODS, TUNING_RATES, TUNING_STALENESS
 
 from agentenv.report.bars import Bar
 
@@ -26,6 +26,7 @@ DRIFT = 0.03
 BEGIN, END = "<!-- results: written by benchmarks/learning.py -->", "<!-- results end -->"
 COLOURS = {
     "sao": "#0b6bcb",
+    "sao_math": "#0e9aa7",
     "grpo": "#6b7280",
     "grpo_dis": "#c2410c",
     "ppo": "#15803d",
@@ -223,8 +224,10 @@ def markdown(results: Results, tuning: Sequence[Result] = ()) -> str:
         f"Control, SAO with shuffled rewards, staleness {lag}: gain in held-out success {results.control_gain()}."
     )
     if tuning:
+        lags = " and ".join(str(lag) for lag in TUNING_STALENESS)
         parts.append(
-            "Learning rates were chosen by runs with seeds of their own (held-out success; mean of two runs):"
+            "Learning rates were chosen by runs with seeds of their own. Mean held-out success, and in brackets "
+            f"that at a staleness of {lags}: a rate that is fine on fresh episodes may ruin a run on stale ones."
         )
         parts.append(tuning_table(tuning))
     if results.runs:
@@ -243,28 +246,36 @@ def _effort(results: Results) -> str:
     )
 
 
-def tuning_scores(tuning: Sequence[Result]) -> dict[str, dict[float, list[float]]]:
-    """Final success of the tuning runs by method and learning rate."""
-    scores: dict[str, dict[float, list[float]]] = {}
+def tuning_scores(tuning: Sequence[Result]) -> dict[str, dict[float, dict[int, list[float]]]]:
+    """Final success of the tuning runs by method, learning rate and staleness."""
+    scores: dict[str, dict[float, dict[int, list[float]]]] = {}
     for result in tuning:
         run = result["run"]
-        rates = scores.setdefault(run["method"], {})
-        rates.setdefault(run["learning_rate"], []).append(result["final"]["success"])
+        by_staleness = scores.setdefault(run["method"], {}).setdefault(run["learning_rate"], {})
+        by_staleness.setdefault(run["staleness"], []).append(result["final"]["success"])
     return scores
 
 
 def tuning_table(tuning: Sequence[Result]) -> str:
-    """Mean of the tuning runs, the best of each method marked."""
+    """Mean of the tuning runs, the best of each method marked, and the means at each staleness."""
     scores = tuning_scores(tuning)
     rows = []
     for method in (name for name in METHODS if name in scores):
-        means = {rate: statistics.fmean(values) for rate, values in scores[method].items()}
+        found = scores[method]
+        means = {
+            rate: statistics.fmean(v for values in lags.values() for v in values)
+            for rate, lags in found.items()
+        }
         best = max(means, key=lambda rate: means[rate])
-        cells = [f"{means[rate]:.3f}" if rate in means else "-" for rate in TUNING_RATES]
-        rows.append(
-            [ALL[method].label]
-            + [f"**{c}**" if r == best else c for r, c in zip(TUNING_RATES, cells, strict=True)]
-        )
+        cells = []
+        for rate in TUNING_RATES:
+            if rate not in means:
+                cells.append("-")
+                continue
+            mean = f"**{means[rate]:.3f}**" if rate == best else f"{means[rate]:.3f}"
+            parts = " / ".join(f"{statistics.fmean(found[rate][lag]):.3f}" for lag in sorted(found[rate]))
+            cells.append(f"{mean} ({parts})")
+        rows.append([ALL[method].label, *cells])
     return _table(["method", *(f"{rate:g}" for rate in TUNING_RATES)], rows)
 
 

@@ -54,15 +54,15 @@ def results(modules: dict[str, ModuleType]) -> ModuleType:
 
 def test_the_grid_has_every_method_at_every_staleness_and_no_run_twice(methods: ModuleType) -> None:
     runs = methods.grid(methods.Sizes(), "policy", seeds=5, staleness=(0, 2, 8))
-    # 5 seeds of 5 methods at 3 staleness, of 7 ablations and a control at one; and the start.
-    assert len(runs) == 5 * (5 * 3 + 7 + 1) + 1
+    # 5 seeds of 6 methods at 3 staleness, of 7 ablations and a control at one; and the start.
+    assert len(runs) == 5 * (6 * 3 + 7 + 1) + 1
     assert len({run.name for run in runs}) == len(runs)
     counts = Counter((run.method, run.staleness) for run in runs)
     assert counts["grpo_dis", 8] == 5
     assert counts["shuffled", methods.ABLATION_STALENESS] == 5
     assert counts["shuffled", 0] == 0
     assert len({(run.sizes.steps, run.sizes.batch_size) for run in runs}) == 1, "as many episodes for each"
-    first = runs[1 : 1 + 23]
+    first = runs[1 : 1 + 26]
     assert {run.seed for run in first} == {0}, "what is finished after an interruption is balanced"
 
 
@@ -70,7 +70,7 @@ def test_every_method_is_tuned_as_much_as_every_other_on_seeds_that_no_reported_
     methods: ModuleType,
 ) -> None:
     runs = methods.tuning(methods.Sizes(), "policy")
-    assert Counter(run.method for run in runs) == dict.fromkeys(methods.METHODS, 6)
+    assert Counter(run.method for run in runs) == dict.fromkeys(methods.METHODS, 4 * 2 * 2)
     reported = {run.seed for run in methods.grid(methods.Sizes(), "p", seeds=methods.SEEDS, staleness=(0,))}
     assert not reported & {run.seed for run in runs}
     assert set(methods.LEARNING_RATES.values()) <= set(methods.TUNING_RATES)
@@ -81,6 +81,7 @@ def test_every_method_is_tuned_as_much_as_every_other_on_seeds_that_no_reported_
     [
         ("grpo_dis", "grpo", {"objective", "clip_low", "clip_high"}),
         ("ppo", "sao", {"objective", "clip_low", "clip_high"}),
+        ("sao_math", "sao", {"clip_low", "clip_high"}),
         ("k1", "sao", {"critic_updates"}),
         ("full_critic", "sao", {"freeze_critic_attention"}),
         ("step_mean", "sao", {"value_granularity"}),
@@ -233,11 +234,11 @@ def test_tables_csv_and_figure_say_what_the_runs_did(
     text = results.markdown(found)
     assert "| SAO | 0.930 [0.676, 1.184] |" in text
     assert "solves 0.200 [0.100, 0.300] of the held-out tasks (100 episodes)" in text
-    assert "26 runs of 2 steps of 8 episodes" in text
+    assert "28 runs of 2 steps of 8 episodes" in text
     results.write_csv(found, tmp_path)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 26
+    assert len(rows) == 28
     assert {row["training_success"] for row in rows} == {"0.5"}
     with (tmp_path / "curves.csv").open() as file:
         steps = [row for row in csv.DictReader(file) if (row["method"], row["seed"]) == ("k1", "1")]
@@ -274,12 +275,16 @@ def test_the_best_mean_of_a_methods_learning_rates_is_marked(
     results: ModuleType, methods: ModuleType
 ) -> None:
     runs = []
-    for rate, (one, other) in zip(methods.TUNING_RATES, ((0.6, 0.8), (0.9, 0.7), (0.99, 0.1)), strict=True):
-        for seed, success in ((100, one), (101, other)):
-            run = finished_run("grpo", 0, seed, success)
-            run["run"]["learning_rate"] = rate
-            runs.append(run)
-    assert "| GRPO | 0.700 | **0.800** | 0.545 |" in results.tuning_table(runs)
+    for rate, (fresh, stale) in zip(
+        methods.TUNING_RATES, ((0.6, 0.8), (0.9, 0.7), (0.99, 0.1), (0.5, 0.5)), strict=True
+    ):
+        for staleness, success in ((0, fresh), (8, stale)):
+            for seed, change in ((100, -0.01), (101, 0.01)):
+                run = finished_run("grpo", staleness, seed, success + change)
+                run["run"]["learning_rate"] = rate
+                runs.append(run)
+    expected = "| 0.700 (0.600 / 0.800) | **0.800** (0.900 / 0.700) | 0.545 (0.990 / 0.100) | 0.500 (0.500 / 0.500) |"
+    assert f"| GRPO {expected}" in results.tuning_table(runs)
 
 
 # Runs side by side
@@ -357,15 +362,15 @@ def test_an_interrupted_grid_leaves_no_process_behind_and_goes_on_with_what_is_m
         time.sleep(0.1)
     assert not left
     before = {file.name: file.read_bytes() for file in (tmp_path / "runs").glob("*.json")}
-    assert 2 <= len(before) < 14
+    assert 2 <= len(before) < 15
 
     second = start(repository, *options)
     out, errors = second.communicate(timeout=300)
     assert second.returncode == 0, errors
-    assert f"{len(before)} of 14 runs are finished already" in errors
+    assert f"{len(before)} of 15 runs are finished already" in errors
     assert "ok      runs that are missing: 0" in out
     files = sorted((tmp_path / "runs").iterdir())
-    assert len(files) == 14, "five methods, seven ablations, control and start"
+    assert len(files) == 15, "six methods, seven ablations, control and start"
     for file in files:
         assert before.get(file.name, file.read_bytes()) == file.read_bytes(), "what was finished is kept"
         result = json.loads(file.read_text())
@@ -376,8 +381,8 @@ def test_an_interrupted_grid_leaves_no_process_behind_and_goes_on_with_what_is_m
         assert len(result["curves"]["success"]) == 3
         assert result["final"]["episodes"] == 8
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["runs"] == 13 and figures["missing"] == 0
-    assert set(figures["final"]["1"]) == {"sao", "grpo", "grpo_dis", "ppo", "running_mean"}
+    assert figures["runs"] == 14 and figures["missing"] == 0
+    assert set(figures["final"]["1"]) == {"sao", "sao_math", "grpo", "grpo_dis", "ppo", "running_mean"}
     assert {"results.csv", "curves.csv", "learning.svg"} <= {file.name for file in tmp_path.iterdir()}
 
 
