@@ -35,6 +35,7 @@ CHART_STYLE = """
 .chart .grid { stroke: var(--grid); stroke-width: 1; }
 .chart .axis { stroke: var(--soft); stroke-width: 1; }
 .chart .dashed { stroke-dasharray: 4 4; }
+.chart .band { opacity: .16; }
 .chart .raw { fill: none; stroke-width: 1; opacity: .35; }
 .chart .smooth { fill: none; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap: round; }
 .chart .one { stroke: var(--one); } .chart .two { stroke: var(--two); }
@@ -51,6 +52,8 @@ class Series:
     name: str
     xs: Sequence[float]
     ys: Sequence[float | None]
+    band: Sequence[tuple[float, float]] = ()
+    """Lower and upper end of an interval at each ``xs[i]``, drawn as it is given; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def line_chart(
     window: int | None = None,
     percent: bool = False,
     levels: Sequence[tuple[float, str]] = (),
+    marks: Sequence[tuple[float, str]] = (),
     label: str = "",
 ) -> str:
     """An ``<svg>`` with at most two curves, each raw (faint) and smoothed (bold).
@@ -105,6 +109,7 @@ def line_chart(
         window: steps of the smoothing; None chooses by :func:`smoothing_window`, 1 draws the bold curve only.
         percent: write the vertical axis in per cent.
         levels: dashed horizontal lines ``(value, text)``, such as the success before training.
+        marks: dashed vertical lines ``(x, text)``, such as a change of the task; those outside the curves are left out.
         label: what a screen reader says.
     """
     if not 1 <= len(series) <= 2:
@@ -152,8 +157,17 @@ def line_chart(
         if x_low <= tick <= x_high and tick == round(tick):
             parts.append(_text(f"{tick:g}", at_x(tick), base + 15, "middle"))
     parts.append(_text(x_label, WIDTH - _RIGHT, HEIGHT - 3, "end"))
+    for x, text in marks:
+        if x_low <= x <= x_high:
+            parts.append(_line("axis dashed", at_x(x), top, at_x(x), base))
+            parts.append(_text(text, at_x(x) + 4, base - 5, "start", "level"))
     for index, item in enumerate(series):
         colour = ("one", "two")[index]
+        if item.band:
+            xs = [at_x(x) for x in item.xs]
+            lower, upper = ([at_y(ends[side]) for ends in item.band] for side in (0, 1))
+            outline = [*zip(xs, lower, strict=True), *reversed([*zip(xs, upper, strict=True)])]
+            parts.append(f'<path class="band fill-{colour}" d="{_path(outline)}Z"/>')
         width = smoothing_window(len(item.ys)) if window is None else window
         curves = (
             [("smooth", item.ys)] if width == 1 else [("raw", item.ys), ("smooth", smooth(item.ys, width))]

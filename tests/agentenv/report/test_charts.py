@@ -109,3 +109,26 @@ def test_a_standalone_chart_is_an_svg_file_with_its_own_colours():
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme: dark" in svg
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_band_encloses_its_curve_and_lies_below_it_in_the_drawing_order():
+    svg = line_chart([Series("x", [1, 2], [0.5, 0.5], band=[(0.4, 0.6), (0.3, 0.7)])], y_range=(0.0, 1.0))
+    assert next(node.get("class") for node in ElementTree.fromstring(svg).iter("path")) == "band fill-one"
+    [band], [curve] = paths(svg, "band"), paths(svg, "smooth")
+    numbers = [float(number) for number in re.findall(r"[\d.]+", band)]
+    (x1, low1), (x2, low2), (x3, high2), (x4, high1) = zip(numbers[::2], numbers[1::2], strict=True)
+    assert (x1, x2) == (x4, x3)
+    _, y1, _, y2 = map(float, re.findall(r"[\d.]+", curve))
+    assert high2 < high1 < y1 == y2 < low1 < low2  # SVG counts down the page
+    assert band.endswith("Z")
+
+
+def test_a_mark_is_a_vertical_line_with_its_text_and_one_outside_the_curves_is_left_out():
+    series = Series("x", [1, 2, 3], [0.0, 1.0, 0.0])
+    svg = line_chart([series], window=1, marks=[(2, "a < b"), (9, "later")])
+    [line] = [n for n in ElementTree.fromstring(svg).iter("line") if "dashed" in n.get("class", "")]
+    [path] = paths(svg, "smooth")
+    assert line.get("x1") == line.get("x2") == re.findall(r"[\d.]+", path)[2]
+    assert [n.text for n in ElementTree.fromstring(svg).iter("text") if n.get("class") == "level"] == [
+        "a < b"
+    ]
