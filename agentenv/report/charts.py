@@ -160,7 +160,7 @@ def line_chart(
     for x, text in marks:
         if x_low <= x <= x_high:
             parts.append(_line("axis dashed", at_x(x), top, at_x(x), base))
-            parts.append(_text(text, at_x(x) + 4, base - 5, "start", "level"))
+            parts.append(_text(text, at_x(x), top - 4, "start", "mark"))
     for index, item in enumerate(series):
         colour = ("one", "two")[index]
         if item.band:
