@@ -113,8 +113,9 @@ class RunningRun:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._last.append(line.strip())
+        with self._process.stdout as lines:
+            for line in lines:
+                self._last.append(line.strip())
 
     @property
     def steps(self) -> int:
