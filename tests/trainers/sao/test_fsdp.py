@@ -25,7 +25,7 @@ LAUNCHED = {
 SETTINGS: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "max_steps": 4,
-    "learning_rate": 1e-2,
+    "learning_rate": 0.3,
     "critic_learning_rate": 1e-3,
     "optim": "sgd",  # in AdamW a tiny difference of a gradient near zero flips the whole step
     "critic_lambda": 0.9,
