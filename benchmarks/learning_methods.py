@@ -29,9 +29,9 @@ LEARNING_RATES = {
     "sao": 3e-4,
     "sao_math": 3e-4,
     "ppo": 3e-4,
-    "running_mean": 3e-4,
+    "running_mean": 2e-4,
     "grpo": 3e-4,
-    "grpo_dis": 3e-4,
+    "grpo_dis": 2e-4,
 }
 """Chosen by `python benchmarks/learning.py --tune`: the one of TUNING_RATES with the best mean held-out success over
 TUNING_STALENESS and TUNING_SEEDS. Ablations have the learning rate of SAO, from which they differ in the one setting
