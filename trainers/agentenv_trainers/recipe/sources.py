@@ -117,8 +117,8 @@ def fit_context(config: RolloutSettings, policy: Policy, given: Collection[str])
         UsageError: a length was given that the model cannot hold.
     """
     positions = getattr(policy.model.config, "max_position_embeddings", None)
-    wanted = config.max_tokens_per_episode
-    if positions is None or wanted is None or wanted <= positions:
+    wanted = config.rollout_config().max_tokens_per_episode  # an unset one has its default there
+    if positions is None or wanted <= positions:
         return
     if "max_tokens_per_episode" in given:
         raise UsageError(
