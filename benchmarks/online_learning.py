@@ -52,9 +52,9 @@ ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "recipes" / "online_learning.py"
 POLICY = ROOT / "envs" / "agentenv_envs" / "text" / "policy"
 SEEDS = 3
-TUNING_SEEDS = (1000, 1001)
+TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Of the runs that settings are chosen by; no reported run has them."""
-TUNING = {"learning_rate": (1e-4, 3e-4, 1e-3, 3e-3), "beta": (0.0, 0.03, 0.1)}
+TUNING = {"learning_rate": (3e-4, 1e-3, 3e-3, 1e-2), "beta": (0.0, 0.03, 0.1)}
 """Candidates, all combinations of them for each method. The critic's learning rate is five times the policy's."""
 CRITIC_RATE = 5.0
 NOTICE_S = 0.5

@@ -76,6 +76,7 @@ OWN_MODEL: dict[str, Any] = {
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 32,
     "max_tokens_per_turn": 256,
+    "max_tokens_per_episode": 2048,
     "critic_only_steps": 10,
     "logged_trajectories": 8,
     "save_steps": 20,
@@ -196,7 +197,10 @@ def defaults(given: Mapping[str, Any], *, advantage: str, output_dir: str) -> di
     else:
         settings = dict(OWN_MODEL)
         if "preset" in given:
-            del settings["gradient_accumulation_steps"]  # it sets the paper's batch
+            del (
+                settings["gradient_accumulation_steps"],
+                settings["max_tokens_per_episode"],
+            )  # it sets the paper's
     if given.get("smoke"):
         settings |= SMOKE
     phase_steps = {"phase_steps": OnlineArguments.phase_steps, **settings, **given}["phase_steps"]

@@ -81,7 +81,7 @@ def test_both_methods_have_every_seed_and_are_tuned_alike_on_other_seeds(benchma
         for method in ("gae", "running_mean")
     }
     assert candidates["gae"] == candidates["running_mean"]
-    assert len(candidates["gae"]) == 4 * 3 * 2
+    assert len(candidates["gae"]) == 4 * 3 * 4
     assert not {run.seed for run in tuning} & {run.seed for run in runs}
     assert len({run.name for run in tuning}) == len(tuning)
     for run in tuning:

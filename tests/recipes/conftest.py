@@ -1,4 +1,4 @@
-"""The recipe as a module, and a tiny policy with random weights to run it with."""
+"""The recipes as modules, and a tiny policy with random weights to run them with."""
 
 import importlib.util
 import sys
@@ -8,16 +8,27 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="session")
-def swe_sao(repository: Path) -> ModuleType:
-    """The SWE recipe, which is not installed, imported from its file."""
-    spec = importlib.util.spec_from_file_location("recipe_swe_sao", repository / "recipes" / "swe_sao.py")
+def load(repository: Path, name: str) -> ModuleType:
+    """A recipe, which is not installed, imported from its file."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", repository / "recipes" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def swe_sao(repository: Path) -> ModuleType:
+    """The SWE recipe."""
+    return load(repository, "swe_sao")
+
+
+@pytest.fixture(scope="session")
+def online_learning(repository: Path) -> ModuleType:
+    """The recipe of online learning."""
+    return load(repository, "online_learning")
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
 """The recipe of online learning: the judge, what is logged, whole runs, and bad input."""
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections import defaultdict
 
 import pytest
@@ -37,15 +35,9 @@ class Lengths(agentenv.BaseEnv):
 '''
 
 
-@pytest.fixture(scope="module")
-def recipe(repository):
-    """The recipe, which is not installed, imported from its file."""
-    path = repository / "recipes" / "online_learning.py"
-    spec = importlib.util.spec_from_file_location("recipe_online_learning", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def recipe(online_learning):
+    return online_learning
 
 
 @pytest.fixture

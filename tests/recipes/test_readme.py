@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from functools import partial
 
 import pytest
 
@@ -68,24 +69,65 @@ def test_the_environment_of_the_readme_trains(examples, swe_sao, tiny_policy, mo
     assert max(episode["turns"] for episode in episodes) == 6  # as the environment advises
 
 
-def test_every_command_of_the_recipe_that_is_shown_is_accepted(texts, examples, swe_sao, monkeypatch):
+def test_the_environment_of_the_page_on_online_learning_trains(
+    examples, online_learning, tiny_policy, monkeypatch
+):
     monkeypatch.chdir(examples)
-    commands = [
-        line.strip()
+    check_env(find_environment("sums.py")())
+    env = find_environment("sums.py")()
+    a, b = map(int, re.findall(r"\d+", env.reset(seed=1)[0]))
+    assert env.step(f"{a + b}")[4] == {"quality": 1, "style": "terse"}
+    env.reset(seed=1)
+    assert env.step(f"It is {a + b}.")[4] == {"quality": 1, "style": "wordy"}
+    env.reset(seed=1)
+    assert env.step(f"{a + b} or {a}")[4]["quality"] == 0
+    argv = ["--env", "sums.py", "--styles", "terse", "wordy", "--smoke", "--output_dir", "out"]
+    argv += ["--max_tokens_per_turn", "6", "--advantage", "gae", "--model", str(tiny_policy)]
+    assert run_recipe(online_learning.main, argv) == 0
+    assert json.loads((examples / "out" / "summary.json").read_text())["steps"] == 4
+
+
+def shown(texts, recipe):
+    """The arguments of every command of a recipe that is shown."""
+    return [
+        shlex.split(line, comments=True)[2:]
         for text in texts.values()
         for block in re.findall(r"```bash\n(.*?)```", text, re.S)
         for line in block.splitlines()
-        if line.startswith("python recipes/swe_sao.py")
+        if line.startswith(f"python recipes/{recipe}.py")
     ]
+
+
+def test_every_command_of_the_recipe_that_is_shown_is_accepted(texts, examples, swe_sao, monkeypatch):
+    monkeypatch.chdir(examples)
+    commands = shown(texts, "swe_sao")
     assert len(commands) >= 3
-    for command in commands:
-        argv = shlex.split(command, comments=True)[2:]
+    for argv in commands:
         parsed = parse(swe_sao.SWEArguments, SAOConfig, argv, defaults=swe_sao.defaults, description="")
         assert parsed.config.max_steps > 0
 
 
-def test_every_option_that_is_named_exists(texts, swe_sao, repository):
-    fields = {*swe_sao.SWEArguments.__dataclass_fields__, *SAOConfig.__dataclass_fields__, "config", "help"}
+def test_every_command_of_online_learning_that_is_shown_is_accepted(
+    texts, examples, online_learning, monkeypatch
+):
+    monkeypatch.chdir(examples)
+    commands = shown(texts, "online_learning")
+    assert len(commands) >= 3
+    for argv in commands:
+        parsed = parse(
+            online_learning.OnlineArguments,
+            SAOConfig,
+            argv,
+            defaults=partial(online_learning.defaults, advantage="gae", output_dir="out"),
+            description="",
+        )
+        assert parsed.config.max_steps >= parsed.arguments.phase_steps
+
+
+def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repository):
+    recipes = (swe_sao.SWEArguments, online_learning.OnlineArguments)
+    fields = {name for arguments in recipes for name in arguments.__dataclass_fields__}
+    fields |= {*SAOConfig.__dataclass_fields__, "config", "help"}
     named = {
         option.replace("-", "_")
         for text in texts.values()
@@ -94,7 +136,7 @@ def test_every_option_that_is_named_exists(texts, swe_sao, repository):
     benchmarks = {
         option
         for path in (repository / "benchmarks").glob("*.py")
-        for option in re.findall(r'add_argument\("--(\w+)"', path.read_text())
+        for option in re.findall(r'add_argument\(\s*"--(\w+)"', path.read_text())
     }
     # Options of other programs: the calibration command, the curve, compose, the simulation.
     assert named - {"json", "sandbox", "svg", "rm", "plot"} <= fields | benchmarks
