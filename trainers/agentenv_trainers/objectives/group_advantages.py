@@ -31,7 +31,7 @@ class _Groups(NamedTuple):
 
     rewards: Tensor
     """[B], 0 where absent."""
-    index: Tensor
+    places: Tensor
     """[B] number of each member's group, 0 to G - 1."""
     counts: Tensor
     """[G] members present."""
@@ -69,9 +69,9 @@ def group_advantages(
     groups = _by_group(rewards, group_ids, present)
     deviations = _deviations(groups)
     if scale == "group":
-        squares = torch.zeros_like(groups.counts).scatter_add(0, groups.index, deviations.square())
+        squares = torch.zeros_like(groups.counts).scatter_add(0, groups.places, deviations.square())
         advantages = deviations / (
-            (squares / (groups.counts - 1.0).clamp(min=1.0)).sqrt()[groups.index] + EPSILON
+            (squares / (groups.counts - 1.0).clamp(min=1.0)).sqrt()[groups.places] + EPSILON
         )
     elif scale == "batch":
         members = groups.rewards[groups.trained]
@@ -125,16 +125,16 @@ def _by_group(rewards: Tensor, group_ids: Tensor, present: Tensor) -> _Groups:
 
 def _deviations(groups: _Groups) -> Tensor:
     """[B] rewards minus the mean of their group, 0 where nothing is trained."""
-    sums = torch.zeros_like(groups.counts).scatter_add(0, groups.index, groups.rewards)
-    means = (sums / groups.counts.clamp(min=1.0))[groups.index]
+    sums = torch.zeros_like(groups.counts).scatter_add(0, groups.places, groups.rewards)
+    means = (sums / groups.counts.clamp(min=1.0))[groups.places]
     # The mean of equal numbers may differ from them in the last bit; that is no signal.
-    signal = groups.trained & ~_all_equal(groups)[groups.index]
+    signal = groups.trained & ~_all_equal(groups)[groups.places]
     return torch.where(signal, groups.rewards - means, 0.0)
 
 
 def _all_equal(groups: _Groups) -> Tensor:
     """[G] bool: no two members that train differ; true of groups without any."""
-    index, rewards = groups.index[groups.trained], groups.rewards[groups.trained]
+    index, rewards = groups.places[groups.trained], groups.rewards[groups.trained]
     empty = torch.zeros_like(groups.counts)
     largest = empty.scatter_reduce(0, index, rewards, "amax", include_self=False)
     return largest == empty.scatter_reduce(0, index, rewards, "amin", include_self=False)
