@@ -58,7 +58,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.head_is_trained = False
-        """Whether the head was loaded with the values of an earlier training."""
+        """Whether the head has the values of a pretraining or of an earlier run."""
         _disable_dropout(self)
 
     @classmethod

@@ -10,14 +10,15 @@
 Invariants:
 - However the block ends (done, interrupted, failed), rollouts and sandboxes are closed, summary.json and
   report.html say what is known, and the directory's lock is released.
-- A resumed run repeats no finished part: the result before training is kept, training goes on at the last
-  complete checkpoint, and lines that a crashed run wrote after it are dropped.
+- A resumed run repeats no finished part: the result before training and the pretrained critic are kept, training goes
+  on at the last complete checkpoint, and lines that a crashed run wrote after it are dropped.
 - The evaluations before and after play the same tasks, from seeds that training never uses.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -116,6 +117,8 @@ class Experiment:
             self._close_sandboxes()
             raise
         self._config.output_dir = str(self._run.checkpoints_path)
+        if self._checkpoint is None and "critic" in self._run.record:
+            self._config.critic_model = str(self._critic_path)  # pretrained before the run was interrupted
         self._rollouts = RecordedRollouts(
             self._controller,
             self._run,
@@ -169,12 +172,18 @@ class Experiment:
     def pretrain_critic(self, trainer: Any, train_env: EnvFactory) -> None:
         """Fit the critic to episodes of the starting policy on training tasks, before the first step.
 
+        The critic is saved in the run's directory; a run whose ``critic_model`` is that folder starts with its
+        values and skips this.
+
         Args:
-            trainer: has ``pretrain_critic(trajectories)``.
+            trainer: a trainer with a critic, such as ``SAOTrainer``.
             train_env: makes the training environment.
         """
         number = self._config.value_pretrain_episodes
         if number == 0 or self._checkpoint is not None:
+            return
+        if trainer.critic.head_is_trained:
+            self._progress.note(f"critic: values of {self._config.critic_model}, no pretraining")
             return
         trajectories = self._play("critic's episodes", train_env, PRETRAINING_SEED, number)
         self._progress.stage("critic's pretraining", unit="step", total=self._config.value_pretrain_steps)
@@ -187,6 +196,18 @@ class Experiment:
             f"critic pretrained on {report.trajectories} episodes, "
             f"explained variance {report.explained_variance:.2f}"
         )
+        trainer.critic_learner.save_pretrained(self._critic_path, trainer.processing_class)
+        explained = report.explained_variance
+        self._run.record["critic"] = {
+            "steps": report.steps,
+            "trajectories": report.trajectories,
+            "explained_variance": explained if math.isfinite(explained) else None,
+        }
+        self._run.save_record()
+
+    @property
+    def _critic_path(self) -> Path:
+        return self._run.path / "critic"
 
     def train(self, trainer: Trainer) -> None:
         """Train to the end (or to the interruption), with checkpoints, and save the model.

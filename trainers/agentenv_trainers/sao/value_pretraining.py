@@ -96,6 +96,7 @@ def pretrain_values(
             losses.append(learner.update(batch, monte_carlo_returns(batch, args.gamma), updates=1).loss)
             if on_progress is not None:
                 on_progress(step, steps, losses[-1])
+    learner.critic.head_is_trained = True
     batch = build(held_out)
     report = PretrainingReport(
         steps=steps,
