@@ -218,6 +218,13 @@ def test_a_folder_with_weights_missing_or_a_head_that_does_not_fit_is_refused(
         Critic.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["no/such/folder", "empty"])
+def test_a_critic_that_is_not_there_is_named(tmp_path: Path, tokenizer: Any, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=f"critic '.*{name}' cannot be loaded"):
+        Critic.from_pretrained(tmp_path / name, tokenizer)
+
+
 def lora(**changes: Any) -> Any:
     peft = pytest.importorskip("peft")
     settings = {"r": 2, "lora_alpha": 8, "lora_dropout": 0.5, "target_modules": "all-linear"}

@@ -54,6 +54,21 @@ def test_a_compiled_model_has_the_plain_names(accelerator: Accelerator, make_pol
     assert list(weights) == list(policy.state_dict())
 
 
+def test_a_model_wrapped_for_ddp_has_the_plain_names(
+    accelerator: Accelerator, make_policy: MakePolicy
+) -> None:
+    policy = make_policy()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        weights = policy_weights(accelerator, nn.parallel.DistributedDataParallel(policy))
+        merged = policy_weights(accelerator, nn.parallel.DistributedDataParallel(adapted(make_policy())))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert weights is not None
+    assert merged is not None
+    assert list(weights) == list(merged) == list(policy.state_dict())
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -98,17 +98,22 @@ class Critic(nn.Module):
             model_kwargs: for ``AutoModel.from_pretrained``. The critic is float32 whatever the file's dtype.
 
         Raises:
-            UsageError: the tokenizers' vocabularies differ, weights are missing, the head does not fit, or the
-                folder holds an adapter alone.
+            UsageError: there is no such model, the tokenizers' vocabularies differ, weights are missing, the head
+                does not fit, or the folder holds an adapter alone.
         """
         hub = _only(model_kwargs, "revision", "token", "cache_dir")
-        if has_file(folder, "adapter_config.json", **hub):
-            raise UsageError(
-                f"critic {str(folder)!r} is a PEFT adapter: merge it into its model, save that and give its folder"
-            )
-        if tokenizer is not None:
-            _check_tokenizer(folder, tokenizer, {**hub, **_only(model_kwargs, "trust_remote_code")})
-        backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **model_kwargs)
+        try:
+            if has_file(folder, "adapter_config.json", **hub):
+                raise UsageError(
+                    f"critic {str(folder)!r} is a PEFT adapter: merge it into its model, save that and give its folder"
+                )
+            if tokenizer is not None:
+                _check_tokenizer(folder, tokenizer, {**hub, **_only(model_kwargs, "trust_remote_code")})
+            backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **model_kwargs)
+        except UsageError:
+            raise
+        except (OSError, ValueError) as error:
+            raise UsageError(f"critic {str(folder)!r} cannot be loaded: {error}") from error
         if report["missing_keys"]:
             raise UsageError(
                 f"critic {str(folder)!r} lacks weights of {type(backbone).__name__}: "

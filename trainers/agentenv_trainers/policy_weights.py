@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -81,8 +81,7 @@ def _whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     # With offloading the shards lie on the CPU, where the mesh's backend cannot gather them.
-    whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor()
-    return whole
+    return cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
 def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
@@ -358,6 +360,22 @@ def test_in_bfloat16_weights_values_and_gradients_stay_float32(make_trainer: Mak
     expected = exact.critic_learner.update(batch, returns, updates=1)
     assert update.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
     assert {p.dtype for p in trainer.critic.parameters()} == {torch.float32}
+
+
+def test_a_critic_model_of_another_vocabulary_or_too_small_is_refused_by_the_trainer(
+    make_trainer: MakeTrainer, make_policy: Callable[..., Any], tmp_path: Path
+) -> None:
+    words = {f"w{i}": i for i in range(24)}
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), unk_token="w0"
+    )
+    Critic.from_policy(make_policy()).save_pretrained(tmp_path, other)
+    with pytest.raises(
+        UsageError, match="first at id 0, which is 'w0' for the critic and 't0' for the policy"
+    ):
+        make_trainer(critic_model=str(tmp_path))
+    with pytest.raises(UsageError, match="24 tokens, but the critic embeds only 20"):
+        make_trainer(critic=Critic.from_policy(make_policy(vocab_size=20)))
 
 
 def test_value_pretraining_is_saved_and_a_run_with_the_saved_critic_does_not_repeat_it(

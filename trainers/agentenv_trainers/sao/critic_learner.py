@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -181,7 +181,7 @@ class CriticLearner:
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and schedule into a checkpoint; called on all processes."""
         if self._is_sharded:
-            dcp.save(self._sharded_state(), checkpoint_id=str(folder / _FOLDER))
+            state_dict_saver.save(self._sharded_state(), checkpoint_id=str(folder / _FOLDER))
         elif self._accelerator.is_main_process:
             torch.save(self.state_dict(), folder / _FILE)
 
@@ -201,7 +201,7 @@ class CriticLearner:
             self.load_state_dict(torch.load(path, map_location=self._accelerator.device, weights_only=True))
             return
         state = self._sharded_state()
-        dcp.load(state, checkpoint_id=str(path))  # writes into the tensors
+        state_dict_loader.load(state, checkpoint_id=str(path))  # writes into the tensors
         set_optimizer_state_dict(self.critic, self._optimizer, state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
 
