@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Glm4MoeConfig,
     GraniteConfig,
     LlamaConfig,
     PretrainedConfig,
+    Qwen2Config,
     Qwen3MoeConfig,
 )
 
@@ -37,10 +39,20 @@ SIZE: dict[str, Any] = {
     "config",
     [
         LlamaConfig(**SIZE),
+        Qwen2Config(**SIZE),
+        Glm4MoeConfig(
+            **SIZE,
+            head_dim=8,
+            moe_intermediate_size=8,
+            num_experts_per_tok=2,
+            n_routed_experts=4,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+        ),
         Qwen3MoeConfig(**SIZE, head_dim=8, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2),
         GraniteConfig(**SIZE, logits_scaling=2.0),  # scales its logits: only TRL's head knows
     ],
-    ids=["llama", "qwen3_moe", "granite"],
+    ids=["llama", "qwen2", "glm4_moe", "qwen3_moe", "granite"],
 )
 def test_a_run_trains_policy_and_critic(
     make_trainer: Callable[..., SAOTrainer], config: PretrainedConfig
