@@ -35,9 +35,9 @@ OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 class LLMProxy:
     """Several engines with the same weights behind the interface of one.
 
-    Besides the :class:`~agentenv.inference.protocol.Engine` protocol three optional attributes of an engine are used:
-    ``error`` (what it died of), ``release(episode_id)`` (the episode is over) and ``updates_while_running`` (true if
-    ``update_weights`` needs no ``suspend`` around it).
+    Besides the :class:`~agentenv.inference.protocol.Engine` protocol four optional attributes of an engine are used:
+    ``error`` (what it died of), ``release(episode_id)`` (the episode is over), ``updates_while_running`` (true if
+    ``update_weights`` needs no ``suspend`` around it) and ``expect_requests(number)`` (make no step with fewer).
 
     Args:
         engines: at least one. The proxy owns them: :meth:`close` closes them.
@@ -89,6 +89,16 @@ class LLMProxy:
         """Tokens of the longest sequence that every engine takes; None: they do not say."""
         limits = [int(limit) for engine in self._engines if (limit := getattr(engine, "max_length", None))]
         return min(limits) if limits else None
+
+    @property
+    def can_expect(self) -> bool:
+        """Whether :meth:`expect_requests` works: one engine, and it knows how."""
+        return len(self._engines) == 1 and hasattr(self._engines[0], "expect_requests")
+
+    def expect_requests(self, number: int) -> None:
+        """Have the engine make no step while fewer requests than this are in."""
+        engine: Any = self._engines[0]
+        engine.expect_requests(number)
 
     def busy_s(self) -> float:
         """Seconds that the engines had a request in flight, summed over them; of the event loop's clock."""

@@ -20,6 +20,8 @@ Invariants:
 * Sampled tokens and log-probs of a request with a seed do not depend on what else is in the batch, up to rounding.
 * Every request ends: stop, length, abort, or ModelError when the engine died or was closed.
 * Memory is bounded by ``max_batch`` rows of ``max_length`` tokens.
+* After :meth:`TransformersEngine.expect_requests` not even rounding depends on timing: which rows a step computes
+  follows from the requests alone.
 """
 
 from __future__ import annotations
@@ -138,6 +140,7 @@ class TransformersEngine:
         """What the engine died of."""
         # Below: touched by the thread alone.
         self._waiting: deque[_Ticket] = deque()
+        self._expected = 0
         self._suspended = False
         self._drained: list[Callable[[], None]] = []
         self._finished: list[tuple[_Ticket, Generation]] = []
@@ -225,6 +228,18 @@ class TransformersEngine:
     async def release(self, episode_id: str) -> None:
         """The episode is over: its keys and values may go first."""
         self._send(lambda: self._slots.release(episode_id))
+
+    def expect_requests(self, number: int) -> None:
+        """Make no step while fewer requests than this are in; 0, as at first: wait for none.
+
+        Requests that are in are then admitted in the order of their ids. A turn's end makes the engine wait for the
+        next request, or for a lower number.
+        """
+
+        def expect() -> None:
+            self._expected = number
+
+        self._send(expect)
 
     async def close(self) -> None:
         """End all requests with ModelError and the thread with them; idempotent."""
@@ -319,11 +334,12 @@ class TransformersEngine:
                 calls, self._drained = self._drained, []
                 for call in calls:
                     call()
-            if not self._suspended and not self._drained:
+            is_complete = self._slots.num_active + len(self._waiting) >= self._expected
+            if is_complete and not self._suspended and not self._drained:
                 self._admit()
             self._deliver()
             # A draining engine runs its turns to their end even while suspended: the update waits for them.
-            may_step = not self._suspended or bool(self._drained)
+            may_step = is_complete and (not self._suspended or bool(self._drained))
             if may_step and self._slots.num_active:
                 return True
             with self._wake:
@@ -335,6 +351,8 @@ class TransformersEngine:
                     self._wake.wait()
 
     def _admit(self) -> None:
+        if self._expected and len(self._waiting) > 1:
+            self._waiting = deque(sorted(self._waiting, key=lambda ticket: ticket.request.request_id))
         while self._waiting:
             ticket = self._waiting[0]
             request = ticket.request

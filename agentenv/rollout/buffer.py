@@ -235,7 +235,7 @@ class SampleBuffer:
             if partial and len(batch) == self._config.batch_size:
                 break
             room = self._config.batch_size - len(batch)
-            taken, left = (group.finished[:room], group.finished[room:]) if partial else (group.finished, [])
+            taken, left = (group.finished[:room], group.finished[room:]) if partial else (group.members, [])
             batch += taken
             group.finished = left
             self._drop(group, "surplus")

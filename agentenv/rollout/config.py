@@ -58,9 +58,10 @@ class RolloutConfig:
     At most (1 + alpha) * batch_size episodes are running or buffered. Versions are whole, so the fraction of alpha
     never admits an older version; nothing is started that no step could take."""
     mode: Literal["async", "sync", "batch"] = "async"
-    """sync: as asynchrony 0, so that no episode runs while the trainer trains. batch: sync with barriers, the way of
-    rollout that ROLL Flash compares with: no episode goes on before all have their turn's reply and their
-    environment's answer, no reward is computed before all have ended, and nothing new starts before that."""
+    """sync: as asynchrony 0, so that no episode runs while the trainer trains; a batch's episodes begin when it is
+    asked for, so that a checkpoint before that holds none. batch: sync with barriers, the way of rollout that ROLL
+    Flash compares with: no episode goes on before all have their turn's reply and their environment's answer, no reward
+    is computed before all have ended, and nothing new starts before that."""
     redundant_groups: int = 0
     """Groups played beyond what a batch needs; when it is full, those that can serve no later one are cancelled and
     their tasks come again, up to ``max_retries`` times."""
@@ -129,6 +130,10 @@ class RolloutConfig:
     on_sync: Literal["continue", "restart"] = "continue"
     """What new weights do to a turn being sampled: it keeps its tokens, each with its own version, and goes on, or is
     sampled again from its start."""
+    deterministic: bool = False
+    """Mode sync only: the same seed gives the same batches to the last bit, after a resume too, as long as environments
+    are deterministic and no episode fails. The engine (one, of this process) makes no step while an episode is between
+    two turns, since rounding depends on what a step computes together; with slow environments that takes longer."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -184,7 +189,21 @@ class RolloutConfig:
                 "RolloutConfig.on_sync is 'restart' in mode 'batch', in which no turn is sampled during an update; "
                 "must be 'continue'"
             )
+        if self.deterministic:
+            self._check_deterministic()
         self.sampling()
+
+    def _check_deterministic(self) -> None:
+        if self.mode != "sync":
+            raise ValueError(
+                f"RolloutConfig.deterministic is true in mode {self.mode!r}; must be false, or mode 'sync'"
+            )
+        for name in ("redundant_groups", "redundant_members", "partial_groups"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"RolloutConfig.deterministic is true with {name}: what a batch is made of then depends on which "
+                    "episodes end first; one of the two must be off"
+                )
 
     def _check_types(self) -> None:
         """Whole numbers and numbers are such: a YAML file or a caller may give anything."""

@@ -82,6 +82,10 @@ class EpisodePlayer:
         self.next_step = 0
         """The next training step that takes a batch."""
         self.is_suspended = False
+        self.is_awaited = False
+        """The trainer waits for a batch; only then episodes begin in the modes sync and batch."""
+        self._plays_ahead = config.mode == "async"
+        self._expected = 0
         self.num_settling = 0
         """Slots that wait for the environment call of a cancelled episode."""
         run.on_death.append(self._give_up)
@@ -103,7 +107,16 @@ class EpisodePlayer:
 
     def fill(self) -> None:
         """Give idle slots the episodes that may start now."""
+        self._hand_out()
+        if self._config.deterministic and len(self._playing) != self._expected:
+            # The engine hears of it before it gets a request of an episode that was begun here.
+            self._expected = len(self._playing)
+            self._proxy.expect_requests(self._expected)
+
+    def _hand_out(self) -> None:
         while self._idle and self._run.fatal is None and not self.is_suspended:
+            if not (self._plays_ahead or self.is_awaited):
+                return
             try:
                 ticket = self._buffer.next_episode(self.version, self.next_step)
             except Exception as error:

@@ -43,6 +43,11 @@ class Group:
         return not self.waiting and not self.running
 
     @property
+    def members(self) -> list[Trajectory]:
+        """Those that are finished, in the order in which they were started."""
+        return sorted(self.finished, key=lambda item: int(item.episode_id.rpartition("-")[2]))
+
+    @property
     def size(self) -> int:
         """Members, in whatever state."""
         return self.waiting + len(self.running) + len(self.finished)

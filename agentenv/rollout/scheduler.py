@@ -62,6 +62,11 @@ class EpisodeScheduler:
         reward_fn: RewardFn | None,
         keep_group: GroupFilter | None,
     ) -> None:
+        if config.deterministic and not proxy.can_expect:
+            raise UsageError(
+                "RolloutConfig.deterministic is true, but the engines cannot wait for requests: it takes one "
+                "TransformersEngine"
+            )
         self._config = config
         self._env_fn = env_fn
         self._proxy = proxy
@@ -155,20 +160,11 @@ class EpisodeScheduler:
             )
         player.next_step = step
         self._buffer.expire(step)
-        player.after_change()
-        while True:
-            if self._run.fatal is not None:
-                raise self._run.fatal
-            batch = self._buffer.take(step)
-            if batch is not None:
-                break
-            if self._buffer.is_exhausted and self._buffer.outstanding == self._buffer.buffered:
-                raise RolloutError(f"no task is left for step {step}: {self._describe()}")
-            if loop.time() >= deadline:
-                raise RolloutError(
-                    f"no batch for step {step} within {self._config.batch_timeout_s:g} s: {self._describe()}"
-                )
-            await self._run.wait(deadline - loop.time())
+        player.is_awaited = True
+        try:
+            batch = await self._complete_batch(step, deadline)
+        finally:
+            player.is_awaited = False
         player.next_step = step + 1
         player.after_change()
         self._metrics.close(
@@ -180,6 +176,23 @@ class EpisodeScheduler:
             engines_busy_s=self._proxy.busy_s(),
         )
         return batch
+
+    async def _complete_batch(self, step: int, deadline: float) -> list[Trajectory]:
+        loop, player = asyncio.get_running_loop(), self._player
+        player.after_change()
+        while True:
+            if self._run.fatal is not None:
+                raise self._run.fatal
+            batch = self._buffer.take(step)
+            if batch is not None:
+                return batch
+            if self._buffer.is_exhausted and self._buffer.outstanding == self._buffer.buffered:
+                raise RolloutError(f"no task is left for step {step}: {self._describe()}")
+            if loop.time() >= deadline:
+                raise RolloutError(
+                    f"no batch for step {step} within {self._config.batch_timeout_s:g} s: {self._describe()}"
+                )
+            await self._run.wait(deadline - loop.time())
 
     async def suspend(self) -> None:
         """See :meth:`AsyncController.suspend`."""

@@ -19,6 +19,7 @@ pytest.importorskip("trl")
 from tokenizers import Tokenizer, models  # noqa: E402
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
+from agentenv.testing import ByteTokenizer  # noqa: E402
 from agentenv.trajectory import Trajectory  # noqa: E402
 from agentenv_trainers import SAOConfig, SAOTrainer  # noqa: E402
 from agentenv_trainers.testing import ReplayController  # noqa: E402
@@ -37,6 +38,12 @@ def _one_thread() -> Iterator[None]:
 def make_tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t0")
+
+
+def make_byte_vocabulary() -> PreTrainedTokenizerFast:
+    """What TRL needs of a tokenizer (its special ids) beside a ``ByteTokenizer``."""
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(ByteTokenizer.vocab_size)}, unk_token="t0"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1")
 
 
 def make_tiny_policy(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:

@@ -87,6 +87,11 @@ class RolloutSettings:
     on_sync: Literal["continue", "restart"] = setting(
         "continue", "A turn being sampled when new weights come: goes on with them, or starts again."
     )
+    deterministic: bool = setting(
+        False,
+        "mode=sync: the same seed gives the same batches to the last bit, after a resume too. The engine waits "
+        "while any episode is between two turns.",
+    )
     max_retries: int = setting(2, "How often a group tries its task again after failed or aborted episodes.")
 
     def rollout_config(self) -> RolloutConfig:

@@ -359,6 +359,51 @@ def test_nothing_is_sampled_while_suspended() -> None:
     _run(engine, work)
 
 
+def test_an_engine_that_expects_requests_makes_no_step_before_they_are_in() -> None:
+    engine = TransformersEngine(_model(), max_batch=4)
+
+    async def stands_at(steps: int) -> None:
+        await asyncio.sleep(0.05)
+        assert engine.stats()["steps"] == steps
+
+    async def work() -> None:
+        engine.expect_requests(2)
+        first = asyncio.create_task(_sample(engine, _prompt(6), "a", max_tokens=3))
+        await stands_at(0)
+        second = asyncio.create_task(_sample(engine, _prompt(6, 1), "b", max_tokens=5))
+        await first
+        await stands_at(3)  # the end of a turn closes the gate, though the other turn has tokens to sample
+        third = asyncio.create_task(_sample(engine, _prompt(6, 2), "c", max_tokens=2))
+        await asyncio.gather(second, third)
+        await stands_at(5)
+        last = asyncio.create_task(_sample(engine, _prompt(6), "d", max_tokens=1))
+        await stands_at(5)
+        engine.expect_requests(1)
+        await last
+        assert engine.stats()["steps"] == 6
+
+    _run(engine, work)
+
+
+def test_requests_that_were_expected_take_their_rows_in_the_order_of_their_ids() -> None:
+    model = _model()
+    orders = (("a", "b", "c"), ("c", "a", "b"))
+    admitted = []
+    for order in orders:
+        engine = TransformersEngine(model, max_batch=4)
+
+        async def work(order: tuple[str, ...] = order, engine: TransformersEngine = engine) -> list[str]:
+            engine.expect_requests(3)
+            turns = [asyncio.create_task(_sample(engine, _prompt(6), name, max_tokens=99)) for name in order]
+            await _until(lambda: engine.stats()["steps"] > 0)
+            rows = [ticket.request.request_id for ticket in engine._slots.tickets if ticket is not None]
+            await asyncio.gather(*turns)
+            return rows
+
+        admitted.append(_run(engine, work))
+    assert admitted == [["a", "b", "c"]] * 2
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_weights_that_are_not_finite_kill_the_engine_and_everybody_learns_it() -> None:
     model = _model()

@@ -110,6 +110,16 @@ def test_a_value_outside_its_range_is_named(options: dict[str, Any], match: str)
             "filter_zero_variance is true with partial_groups.*one of the two must be false",
         ),
         ({"mode": "batch", "on_sync": "restart"}, "on_sync is 'restart' in mode 'batch'.*must be 'continue'"),
+        ({"deterministic": True}, "deterministic is true in mode 'async'.*or mode 'sync'"),
+        ({"deterministic": True, "mode": "batch"}, "deterministic is true in mode 'batch'.*or mode 'sync'"),
+        (
+            {"deterministic": True, "mode": "sync", "redundant_groups": 1},
+            "deterministic is true with redundant_groups.*one of the two must be off",
+        ),
+        (
+            {"deterministic": True, "mode": "sync", "partial_groups": True},
+            "deterministic is true with partial_groups",
+        ),
     ],
 )
 def test_settings_that_cannot_work_together_are_refused(options: dict[str, Any], match: str) -> None:

@@ -43,6 +43,21 @@ def test_async_goes_on_while_the_trainer_trains_and_sync_does_not(virtual_run: A
     assert during["async"] > 0 and during["sync"] == during["batch"] == 0
 
 
+def test_in_sync_and_batch_nothing_is_played_before_a_batch_is_asked_for_so_that_the_state_holds_no_episode(
+    virtual_run: Any, tasks: Any
+) -> None:
+    for mode, early in (("async", 4), ("sync", 0), ("batch", 0)):
+        played = tasks()
+        run = virtual_run(played, mode=mode, asynchrony=0.0)
+        run.train(2)
+        run.sleep(100.0)
+        # Four tasks a batch; those of the third only where they may be played ahead.
+        assert len(played.seeds("reset")) == 8 + early, mode
+        state = run.controller.state_dict()
+        assert (state["ledger"]["position"], len(state["buffer"]["groups"])) == (8 + early, early), mode
+        assert len(run.controller.get_batch(2)) == 4
+
+
 def test_sync_takes_the_longest_episode_and_batch_the_slowest_of_every_turn(
     virtual_run: Any, tasks: Any
 ) -> None:
@@ -170,8 +185,7 @@ def test_in_batch_mode_nothing_new_starts_before_the_wave_has_ended(virtual_run:
 def test_after_a_batch_in_batch_mode_the_next_wave_is_a_whole_one(virtual_run: Any, tasks: Any) -> None:
     played = tasks(step_s=lambda seed, *_: float(seed % 4))
     run = virtual_run(played, mode="batch", batch_size=4, num_envs=8)
-    run.train(3, train_s=7.0)
-    run.sleep(0.0)
+    run.train(4, train_s=7.0)
     # A token and the slowest step, then 7 s of training.
     assert sorted(set(played.times("reset"))) == [0.0, 11.0, 22.0, 33.0]
 

@@ -139,9 +139,9 @@ def test_tokens_of_episodes_whose_rewards_never_came_are_counted_at_the_end(
         return 1.0
 
     played = tasks(tokens=lambda seed, *_: 3 if seed < 2 else 10**5)
-    run = virtual_run(played, mode="batch", batch_size=4, num_envs=2, reward_fn=reward)
-    run.controller.start()
-    run.sleep(10.0)
+    run = virtual_run(played, mode="batch", batch_size=4, num_envs=2, reward_fn=reward, batch_timeout_s=10.0)
+    with pytest.raises(RolloutError, match="no batch"):
+        run.controller.get_batch(0)
     # Two have ended and wait for the other two.
     assert run.counts()["running"] == 4
     run.controller.stop()

@@ -1,5 +1,8 @@
 """The controller over the real engine: weights change while episodes run, and the tokens say so."""
 
+import json
+import random
+import time
 from typing import Any
 
 import pytest
@@ -7,18 +10,20 @@ import torch
 import transformers
 from torch import nn
 
+from agentenv import BaseEnv
+from agentenv.errors import UsageError
 from agentenv.inference import LLMProxy
 from agentenv.inference.transformers_engine import TransformersEngine
 from agentenv.rollout import AsyncController, RolloutConfig
-from agentenv.testing import ByteTokenizer, EchoEnv
+from agentenv.testing import ByteTokenizer, EchoEnv, ScriptedModel
 from agentenv.trajectory import Trajectory
 
 
-def _model(seed: int) -> nn.Module:
+def _model(seed: int, hidden_size: int = 32) -> nn.Module:
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=ByteTokenizer.vocab_size,
-        hidden_size=32,
+        hidden_size=hidden_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -79,3 +84,80 @@ def test_greedy_evaluation_repeats_and_sampled_evaluation_repeats_by_seed() -> N
         assert play(greedy=True) == play(greedy=True, num_envs=2)
         assert play(sampling_seed=1) == play(sampling_seed=1, num_envs=3)
         assert play(sampling_seed=1) != play(sampling_seed=2)
+
+
+class _Unsteady(BaseEnv):
+    """Its steps take a time of their own in each run; it is deterministic otherwise."""
+
+    worker = "thread"
+    pauses = random.Random()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = 1 + (seed or 0) % 3
+        return f"Task {(seed or 0) % 7}.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.pauses.random() * 0.005)
+        self._left -= 1
+        return "Go on.", float(len(action) % 2), self._left == 0, False, {}
+
+
+@pytest.mark.parametrize("options", [{"group_size": 1, "num_envs": 5}, {"group_size": 4, "num_envs": 6}])
+def test_a_deterministic_run_repeats_to_the_last_bit_whatever_its_environments_take(
+    options: dict[str, Any],
+) -> None:
+    # 128 wide: the matrix products of a row then round by how many rows there are.
+    models = [_model(version, hidden_size=128) for version in range(3)]
+
+    def play(start: int, state: Any = None) -> tuple[list[Any], Any]:
+        config = RolloutConfig(
+            batch_size=8,
+            max_turns=3,
+            max_tokens_per_turn=6,
+            max_tokens_per_episode=400,
+            mode="sync",
+            deterministic=True,
+            **options,
+        )
+        engine = TransformersEngine(
+            models[start], ByteTokenizer(), max_batch=6, max_length=400, version=start
+        )
+        batches = []
+        with AsyncController(_Unsteady, LLMProxy([engine]), ByteTokenizer(), config) as controller:
+            if state is not None:
+                controller.load_state_dict(json.loads(state))
+            state = None
+            for step in range(start, 3):
+                if step == 1:
+                    state = json.dumps(controller.state_dict())
+                batches.append([_content(trajectory) for trajectory in controller.get_batch(step)])
+                if step < 2:
+                    controller.sync_weights(models[step + 1].state_dict(), step + 1)
+        return batches, state
+
+    first, state = play(0)
+    second, _ = play(0)
+    assert first == second
+    resumed, _ = play(1, state)
+    assert resumed == first[1:]
+    assert len({content[1] for batch in first for content in batch}) == 24  # each episode is one of its own
+
+
+def _content(trajectory: Trajectory) -> tuple[Any, ...]:
+    return (
+        trajectory.seed,
+        trajectory.episode_id,
+        tuple(trajectory.prompt_ids),
+        tuple(trajectory.completion_ids),
+        tuple(trajectory.rollout_logprobs),
+        trajectory.reward,
+    )
+
+
+def test_a_deterministic_run_takes_one_engine_that_can_wait() -> None:
+    for engines in ([ScriptedModel(lambda request: "hm")], [ScriptedModel(lambda request: "hm")] * 2):
+        with pytest.raises(UsageError, match=r"deterministic is true.*takes one TransformersEngine"):
+            AsyncController(
+                EchoEnv, LLMProxy(engines), ByteTokenizer(), RolloutConfig(mode="sync", deterministic=True)
+            )
