@@ -88,3 +88,19 @@ def test_a_short_run_writes_the_diagnostics_of_every_step(
     assert len(written["tenths"]["success"]) == 10
     assert "mean of each tenth of the steps:" in capsys.readouterr().out
     assert (tmp_path / "stability.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--learning_rate", "0"], "--learning_rate is 0.0, must be above 0"),
+        (["--policy", "nowhere"], "--policy nowhere holds no model.safetensors"),
+    ],
+)
+def test_bad_input_is_refused(
+    stability: ModuleType, arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        stability.main(arguments)
+    assert caught.value.code == 2
+    assert match in capsys.readouterr().err
