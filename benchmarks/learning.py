@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import learning_methods as methods
-import learning_results
+import learning_report
 from learning_pool import run_all
+from learning_results import Results
 
 from agentenv.errors import UsageError
 from agentenv.report.bars import print_bars
@@ -62,8 +63,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--staleness is {min(args.staleness)}, must be at least 0")
     if not (args.policy / "model.safetensors").exists():
         parser.error(f"--policy {args.policy} holds no model.safetensors")
-    if args.docs is not None and learning_results.BEGIN not in args.docs.read_text(encoding="utf-8"):
-        parser.error(f"--docs {args.docs} has no line {learning_results.BEGIN}")
+    if args.docs is not None and learning_report.BEGIN not in args.docs.read_text(encoding="utf-8"):
+        parser.error(f"--docs {args.docs} has no line {learning_report.BEGIN}")
     if args.smoke:
         args.seeds, args.staleness = min(args.seeds, 2), [1]
     args.staleness = sorted(set(args.staleness))
@@ -83,10 +84,10 @@ def tune(args: argparse.Namespace, sizes: methods.Sizes, policy: str) -> int:
             title="tuning",
         )
     results = [found[run.name] for run in wanted if run.name in found]
-    print(learning_results.tuning_table(results))
+    print(learning_report.tuning_table(results))
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        scores = learning_results.tuning_scores(results)
+        scores = learning_report.tuning_scores(results)
         args.json.write_text(json.dumps(scores, indent=1) + "\n")
     return 1 if args.check and len(found) < len(wanted) else 0
 
@@ -103,19 +104,19 @@ def compare(args: argparse.Namespace, sizes: methods.Sizes, policy: str) -> int:
             progress=progress,
             title="learning",
         )
-    results = learning_results.Results(
+    results = Results(
         found.values(),
         staleness=args.staleness,
         ablation_staleness=methods.ablation_staleness(args.staleness),
         wanted=len(wanted),
     )
-    learning_results.write_csv(results, args.output_dir)
-    learning_results.draw(results, args.output_dir / "learning.svg")
-    text = learning_results.markdown(results, tuning_results(args.output_dir))
+    learning_report.write_csv(results, args.output_dir)
+    learning_report.draw(results, args.output_dir / "learning.svg")
+    text = learning_report.markdown(results, tuning_results(args.output_dir))
     print(text)
     if args.docs is not None:
-        learning_results.write_docs(args.docs, text)
-        learning_results.draw(results, args.docs.parent / "images" / "learning.svg")
+        learning_report.write_docs(args.docs, text)
+        learning_report.draw(results, args.docs.parent / "images" / "learning.svg")
     bars = results.bars()
     held = print_bars(bars)
     if args.json is not None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from learning import POLICY
 from learning_methods import Run, Sizes, fingerprint, make_run
-from learning_results import smoothed
+from learning_report import smoothed
 
 from agentenv.report.bars import Bar, print_bars
 from agentenv.report.progress import Progress

@@ -27,7 +27,14 @@ from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.testing import ReplayController
 
-MODULES = ("learning_methods", "learning_results", "learning_pool", "learning_run", "learning")
+MODULES = (
+    "learning_methods",
+    "learning_results",
+    "learning_report",
+    "learning_pool",
+    "learning_run",
+    "learning",
+)
 MARK = "AGENTENV_LEARNING_TEST"
 """Variable that all processes of a run inherit, and are found by."""
 
@@ -47,6 +54,11 @@ def methods(modules: dict[str, ModuleType]) -> ModuleType:
 @pytest.fixture(scope="module")
 def results(modules: dict[str, ModuleType]) -> ModuleType:
     return modules["learning_results"]
+
+
+@pytest.fixture(scope="module")
+def report(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["learning_report"]
 
 
 # What is compared
@@ -228,14 +240,14 @@ def test_a_run_that_is_missing_has_a_bar_of_its_own(results: ModuleType) -> None
 
 
 def test_tables_csv_and_figure_say_what_the_runs_did(
-    results: ModuleType, methods: ModuleType, tmp_path: Path
+    results: ModuleType, report: ModuleType, methods: ModuleType, tmp_path: Path
 ) -> None:
     found = some_results(results, methods, sao=(0.95, 0.91))
-    text = results.markdown(found)
+    text = report.markdown(found)
     assert "| SAO | 0.930 [0.676, 1.184] |" in text
     assert "solves 0.200 [0.100, 0.300] of the held-out tasks (100 episodes)" in text
     assert "28 runs of 2 steps of 8 episodes" in text
-    results.write_csv(found, tmp_path)
+    report.write_csv(found, tmp_path)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 28
@@ -247,33 +259,31 @@ def test_tables_csv_and_figure_say_what_the_runs_did(
         ("2", "0.75", "0.5"),
     ]
     figure = tmp_path / "images" / "figure.svg"
-    results.draw(found, figure)
+    report.draw(found, figure)
     drawn = figure.read_bytes()
-    results.draw(found, figure)
+    report.draw(found, figure)
     assert figure.read_bytes() == drawn, "the same results give the same file"
     assert b"<svg" in drawn
 
 
-def test_a_point_of_a_curve_is_the_mean_of_the_steps_before(results: ModuleType) -> None:
-    assert results.smoothed([0.0, 1.0, 2.0, 6.0], window=2) == [0.0, 0.5, 1.5, 4.0]
+def test_a_point_of_a_curve_is_the_mean_of_the_steps_before(report: ModuleType) -> None:
+    assert report.smoothed([0.0, 1.0, 2.0, 6.0], window=2) == [0.0, 0.5, 1.5, 4.0]
 
 
 def test_the_page_keeps_all_but_the_tables_and_one_without_their_place_is_refused(
-    results: ModuleType, tmp_path: Path
+    report: ModuleType, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n\n{results.BEGIN}\nold\n{results.END}\n\nafter\n")
-    results.write_docs(page, r"new \1")
-    results.write_docs(page, r"newer \1")
-    assert page.read_text() == f"before\n\n{results.BEGIN}\n\nnewer \\1\n\n{results.END}\n\nafter\n"
+    page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
+    report.write_docs(page, r"new \1")
+    report.write_docs(page, r"newer \1")
+    assert page.read_text() == f"before\n\n{report.BEGIN}\n\nnewer \\1\n\n{report.END}\n\nafter\n"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="has no place for the results"):
-        results.write_docs(page, "new")
+        report.write_docs(page, "new")
 
 
-def test_the_best_mean_of_a_methods_learning_rates_is_marked(
-    results: ModuleType, methods: ModuleType
-) -> None:
+def test_the_best_mean_of_a_methods_learning_rates_is_marked(report: ModuleType, methods: ModuleType) -> None:
     runs = []
     for rate, (fresh, stale) in zip(
         methods.TUNING_RATES, ((0.6, 0.8), (0.9, 0.7), (0.99, 0.1), (0.5, 0.5)), strict=True
@@ -284,7 +294,7 @@ def test_the_best_mean_of_a_methods_learning_rates_is_marked(
                 run["run"]["learning_rate"] = rate
                 runs.append(run)
     expected = "| 0.700 (0.600 / 0.800) | **0.800** (0.900 / 0.700) | 0.545 (0.990 / 0.100) | 0.500 (0.500 / 0.500) |"
-    assert f"| GRPO {expected}" in results.tuning_table(runs)
+    assert f"| GRPO {expected}" in report.tuning_table(runs)
 
 
 # Runs side by side
