@@ -33,9 +33,11 @@ _NAMESPACE = "agentenv"
 _PLUGIN_GROUP = "agentenv.envs"
 _BUILT_IN = {
     "Echo-v0": "agentenv.testing:EchoEnv",
+    "GuessNumber-v0": "agentenv_envs.text:GuessNumberEnv",
     "KeyDoor-v0": "agentenv_envs.text:KeyDoorEnv",
     "SWE-v0": "agentenv_envs.swe:SWEEnv",
     "StyledReply-v0": "agentenv_envs.text:StyledReplyEnv",
+    "ToolArithmetic-v0": "agentenv_envs.text:ToolArithmeticEnv",
 }
 
 TextEnvCreator = Callable[..., gymnasium.Env[str, str]]
