@@ -129,6 +129,4 @@ def test_a_mark_is_a_vertical_line_with_its_text_and_one_outside_the_curves_is_l
     [line] = [n for n in ElementTree.fromstring(svg).iter("line") if "dashed" in n.get("class", "")]
     [path] = paths(svg, "smooth")
     assert line.get("x1") == line.get("x2") == re.findall(r"[\d.]+", path)[2]
-    assert [n.text for n in ElementTree.fromstring(svg).iter("text") if n.get("class") == "mark"] == [
-        "a < b"
-    ]
+    assert [n.text for n in ElementTree.fromstring(svg).iter("text") if n.get("class") == "mark"] == ["a < b"]
