@@ -66,7 +66,7 @@ EMBEDDED: dict[str, Any] = {
 """Settings for the embedded policy, a hundred thousand parameters."""
 
 TUNED: dict[str, dict[str, Any]] = {
-    "gae": {"learning_rate": 1e-3, "critic_learning_rate": 5e-3, "beta": 0.1},
+    "gae": {"learning_rate": 3e-3, "critic_learning_rate": 1.5e-2, "beta": 0.1},
     "running_mean": {"learning_rate": 1e-3, "beta": 0.1},
 }
 """For the embedded policy, chosen by `python benchmarks/online_learning.py --tune`, with the same effort for each. The
