@@ -212,7 +212,11 @@ def draw(results: Results, path: Path) -> None:
         last.plot([value.mean], [place], "o", color=colour, ms=5)
     last.set_yticks(range(len(found)), [ALL[name].label for name in found], fontsize=8)
     last.invert_yaxis()
-    last.set(title=f"SAO changed, staleness {results.ablation_staleness}", xlabel="held-out success")
+    last.set(
+        title=f"SAO changed, staleness {results.ablation_staleness}",
+        xlabel="held-out success",
+        xlim=(0, 1.02),
+    )
     if results.start is not None:
         last.axvline(results.start["success"], color="#9ca3af", ls=":", lw=1)
     for axis in axes:

@@ -151,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/stability"), help="of the results")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning_rate", type=float, default=LEARNING_RATE, help="of the policy, above 0")
+    parser.add_argument("--staleness", type=int, default=STALENESS, help="batches, at least 0")
     parser.add_argument("--policy", type=Path, default=POLICY, help="folder of the policy to start from")
     parser.add_argument("--smoke", action="store_true", help="20 steps")
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -161,8 +162,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not args.learning_rate > 0.0:
         parser.error(f"--learning_rate is {args.learning_rate}, must be above 0")
+    if args.staleness < 0:
+        parser.error(f"--staleness is {args.staleness}, must be at least 0")
     sizes = SMOKE if args.smoke else SIZES
-    run = make_run("sao", STALENESS, args.seed, sizes, fingerprint(args.policy), args.learning_rate)
+    run = make_run("sao", args.staleness, args.seed, sizes, fingerprint(args.policy), args.learning_rate)
     result = play(run, args.policy)
     curves = result["curves"]
     args.output_dir.mkdir(parents=True, exist_ok=True)

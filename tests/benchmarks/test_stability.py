@@ -94,6 +94,7 @@ def test_a_short_run_writes_the_diagnostics_of_every_step(
     ("arguments", "match"),
     [
         (["--learning_rate", "0"], "--learning_rate is 0.0, must be above 0"),
+        (["--staleness", "-1"], "--staleness is -1, must be at least 0"),
         (["--policy", "nowhere"], "--policy nowhere holds no model.safetensors"),
     ],
 )
