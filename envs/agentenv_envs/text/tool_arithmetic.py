@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .task_env import Answer, TextTaskEnv, whole_number
+from .task_env import Answer, TextTaskEnv, whole_number, word
 
 __all__ = ["TOOLS", "Calculation", "ToolArithmeticEnv"]
 
@@ -115,7 +115,7 @@ class ToolArithmeticEnv(TextTaskEnv[Calculation]):
         return f"{_INSTRUCTION} What is {task}?"
 
     def _answer(self, task: Calculation, action: str) -> Answer:
-        action = action.lower()
+        action = word(action)
         if answered := _ANSWER.fullmatch(action):
             return Answer("", reward=float(int(answered[1]) == task.values[-1]))
         called = _CALL.fullmatch(action)
