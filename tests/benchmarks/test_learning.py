@@ -375,7 +375,7 @@ def test_an_interrupted_grid_leaves_no_process_behind_and_goes_on_with_what_is_m
     assert 2 <= len(before) < 15
 
     second = start(repository, *options)
-    out, errors = second.communicate(timeout=300)
+    out, errors = second.communicate(timeout=900)
     assert second.returncode == 0, errors
     assert f"{len(before)} of 15 runs are finished already" in errors
     assert "ok      runs that are missing: 0" in out
