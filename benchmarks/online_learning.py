@@ -24,7 +24,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -150,6 +151,36 @@ def is_finished(folder: Path) -> bool:
     return path.exists() and read_json(path)["status"] == "finished"
 
 
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], None]]:
+    """Ctrl-C is raised where the given function is called: never while a process is being started, which nobody would
+    know of then.
+    """
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+
+    def check() -> None:
+        if arrived:
+            raise KeyboardInterrupt
+
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _ended(running: Sequence[RunningRun]) -> Iterator[None]:
+    """However the block is left, what still runs then is ended and waited for."""
+    try:
+        yield
+    finally:
+        for item in running:
+            item.end()
+        for item in running:
+            item.join()
+
+
 def run_all(runs: Sequence[Run], directory: Path, *, workers: int, progress: Progress) -> list[Result]:
     """What came of all runs; those that failed are not among it.
 
@@ -165,8 +196,9 @@ def run_all(runs: Sequence[Run], directory: Path, *, workers: int, progress: Pro
         progress.note(f"{ended} of {len(runs)} runs are finished already")
     progress.stage("online learning", unit="run", total=len(runs), done=ended)
     running: list[RunningRun] = []
-    try:
+    with deferred_interrupt() as check_interrupt, _ended(running):
         while waiting or running:
+            check_interrupt()
             while waiting and len(running) < workers:
                 run = waiting.popleft()
                 running.append(RunningRun(run, directory / run.name))
@@ -180,11 +212,6 @@ def run_all(runs: Sequence[Run], directory: Path, *, workers: int, progress: Pro
                 progress.note(f"{item.run.name}: {said}")
             now = ", ".join(f"{item.run.name} {item.steps}" for item in running)
             progress.update(ended, {"now": now} if now else {})
-    finally:
-        for item in running:
-            item.end()
-        for item in running:
-            item.join()
     return [read_run(directory / run.name) for run in runs if is_finished(directory / run.name)]
 
 
