@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +172,77 @@ def make_trainer(
         )
 
     return make
+
+
+TRAINING_PROGRAM = Path(__file__).with_name("run_training.py")
+SMALL_RUN: dict[str, Any] = {
+    "mode": "sync",
+    "deterministic": True,
+    "num_envs": 5,
+    "max_tokens_per_turn": 6,
+    "max_tokens_per_episode": 256,
+    "learning_rate": 1e-2,
+    "save_strategy": "no",
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+}
+SMALL_RUN_OF: dict[str, dict[str, Any]] = {
+    "sao": {"critic_learning_rate": 1e-2, "value_pretrain_episodes": 8, "value_pretrain_steps": 2},
+    "grpo": {"group_size": 4},
+}
+
+
+@dataclass
+class Finished:
+    """What a run of ``run_training.py`` left."""
+
+    code: int
+    stderr: str
+    steps: dict[int, dict[str, Any]]
+    """Numbers and digests by training step."""
+
+
+@pytest.fixture
+def small_run() -> Callable[[str], dict[str, Any]]:
+    """Settings of a small run over ``run_training.py``, by algorithm."""
+    return lambda algorithm: {**SMALL_RUN, **SMALL_RUN_OF[algorithm]}
+
+
+@pytest.fixture
+def run_training(tmp_path: Path) -> Callable[..., Finished]:
+    """Run ``run_training.py``: over a launcher's command line, or alone."""
+
+    def run(
+        name: str,
+        algorithm: str,
+        *,
+        launcher: tuple[str, ...] = (),
+        options: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Finished:
+        log = tmp_path / f"{name}.jsonl"
+        told = {
+            "algorithm": algorithm,
+            "log": str(log),
+            "settings": {
+                **SMALL_RUN,
+                **SMALL_RUN_OF[algorithm],
+                "output_dir": str(tmp_path / name),
+                **settings,
+            },
+            **(options or {}),
+        }
+        done = subprocess.run(
+            [sys.executable, *launcher, str(TRAINING_PROGRAM), json.dumps(told)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        steps = {line["step"]: line for line in map(json.loads, lines)}
+        return Finished(done.returncode, done.stderr, steps)
+
+    return run

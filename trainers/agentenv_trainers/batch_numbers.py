@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.batch import TrajectoryBatch
+from agentenv_trainers.batch import Truncation, reason_to_drop
 
 
-def batch_numbers(trajectories: Sequence[Trajectory], batch: TrajectoryBatch, step: int) -> dict[str, float]:
+def batch_numbers(trajectories: Sequence[Trajectory], truncation: Truncation, step: int) -> dict[str, float]:
     """Means and extremes over the trajectories; docs/metrics.md says what each means.
 
     Args:
         trajectories: those of all processes, at least one.
-        batch: what they became; only what it dropped is read.
+        truncation: what becomes of those that were cut off.
         step: training step that consumes them, which is the version of the weights it trains.
     """
     count = len(trajectories)
@@ -28,5 +28,7 @@ def batch_numbers(trajectories: Sequence[Trajectory], batch: TrajectoryBatch, st
         "response_tokens_max": float(max(tokens)),
         "turns": sum(t.turns for t in trajectories) / count,
         "truncation_rate": sum(t.truncated and not t.terminated for t in trajectories) / count,
-        "untrained_trajectories": float(sum(batch.dropped.values())),
+        "untrained_trajectories": float(
+            sum(reason_to_drop(trajectory, truncation) is not None for trajectory in trajectories)
+        ),
     }

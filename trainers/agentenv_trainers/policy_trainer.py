@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ from agentenv_trainers.objectives import (
     zero_variance_share,
 )
 from agentenv_trainers.policy_head import can_score_directly, score_actions
+from agentenv_trainers.processes import mean_and_variance
 from agentenv_trainers.reference import copy_policy
 from agentenv_trainers.settings import TrainerSettings
 from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
@@ -107,7 +109,7 @@ class PolicyTrainer(TrajectoryTrainer):
         self, batch: TrajectoryBatch, everything: Sequence[Trajectory], share: Sequence[int]
     ) -> dict[str, Tensor]:
         advantages = self._advantages(batch, everything, share)
-        self._record("advantage_std", float(advantages.std(correction=0)) if advantages.numel() else 0.0)
+        self._record("advantage_std", math.sqrt(mean_and_variance(advantages)[1]))
         scale = self.args.negative_advantage_scale
         if scale != 1.0:
             advantages = torch.where(advantages < 0.0, advantages * scale, advantages)

@@ -10,19 +10,19 @@ Invariants:
   ``get_batch(number)`` each; the weights that a batch starts with have its number as their version.
 * After the last optimizer step of a batch, before anything else sees that step, the engines get the new weights under
   the next version; so do they before the first batch of a run, new or continued.
-* Only the main process touches the controller; trajectories are dealt out to the others.
+* Only the main process touches the controller; trajectories are dealt out to the others. What the controller raises
+  is raised on all of them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -38,10 +38,13 @@ from agentenv_trainers.checkpoint import last_complete, require_complete, staged
 from agentenv_trainers.controller import TrajectorySource
 from agentenv_trainers.feeding import pass_counter, select_rows, unused_reward
 from agentenv_trainers.policy_weights import policy_weights
+from agentenv_trainers.processes import from_main
 from agentenv_trainers.settings import TrainerSettings
 
 _CONTROLLER_FILE = "controller.json"
 _BATCHES_FILE = "batches.json"
+
+_Result = TypeVar("_Result")
 
 
 class TrajectoryTrainer(GRPOTrainer):
@@ -121,7 +124,7 @@ class TrajectoryTrainer(GRPOTrainer):
         self.batches_taken += 1
         share = self._share(trajectories)
         self.batch = batch = self._collate([trajectories[place] for place in share])
-        self._record_batch(trajectories, batch, waited)
+        self._record_batch(trajectories, waited)
         extra = self._score(batch, trajectories, share)
         columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
         attention = (columns < batch.lengths.unsqueeze(1)).long()
@@ -171,15 +174,19 @@ class TrajectoryTrainer(GRPOTrainer):
     def _pull(self) -> list[Trajectory]:
         """The trajectories of this batch, the same list on every process."""
         step = self.batches_taken
-        box: list[Any] = [None]
-        if self._controller is not None and self.accelerator.is_main_process:
-            box[0] = self._controller.get_batch(step)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(box)
-        trajectories: list[Trajectory] = box[0]
+        trajectories = self._ask(lambda controller: controller.get_batch(step))
         if not trajectories:
             raise RolloutError(f"the controller gave no trajectory for training step {step}")
         return trajectories
+
+    def _ask(self, question: Callable[[TrajectorySource], _Result]) -> _Result:
+        """What the controller says, on all processes; called on all of them."""
+
+        def ask() -> _Result:
+            assert self._controller is not None  # checked by the constructor
+            return question(self._controller)
+
+        return from_main(self.accelerator, ask)
 
     def _share(self, trajectories: Sequence[Trajectory]) -> list[int]:
         """Places of this process's share: dealt by length, so that every process has about as many tokens."""
@@ -211,12 +218,10 @@ class TrajectoryTrainer(GRPOTrainer):
         summed: Tensor = self.accelerator.reduce(values, reduction="sum")
         return summed
 
-    def _record_batch(
-        self, trajectories: Sequence[Trajectory], batch: TrajectoryBatch, wait_s: float
-    ) -> None:
+    def _record_batch(self, trajectories: Sequence[Trajectory], wait_s: float) -> None:
         """Numbers of the batch as it came; the same on every process but for the controller's own."""
         controllers: Mapping[str, float] = self._controller.metrics() if self._controller is not None else {}
-        own = batch_numbers(trajectories, batch, self.batches_taken - 1)
+        own = batch_numbers(trajectories, self.args.truncation, self.batches_taken - 1)
         for name, value in {**controllers, **own, "batch_wait_s": wait_s, "sync_s": self._sync_s}.items():
             self._record(name, float(value))
 
@@ -231,9 +236,8 @@ class TrajectoryTrainer(GRPOTrainer):
     def push_weights(self) -> None:
         """Give the engines the policy's weights, under the version of the next batch; called on all processes."""
         started = time.perf_counter()
-        weights = policy_weights(self.accelerator, self.model_wrapped)
-        if self._controller is not None and weights is not None:
-            self._controller.sync_weights(weights, self.batches_taken)
+        weights = policy_weights(self.accelerator, self.model_wrapped) or {}
+        self._ask(lambda controller: controller.sync_weights(weights, self.batches_taken))
         self._sync_s = time.perf_counter() - started
 
     # Checkpoints
@@ -300,14 +304,15 @@ class TrajectoryTrainer(GRPOTrainer):
 
     def _save_extra(self, folder: Path) -> None:
         """Files beside TRL's; called on all processes, written by the main one."""
-        if not self.accelerator.is_main_process:
-            return
-        (folder / _BATCHES_FILE).write_text(
-            json.dumps({"batches_taken": self.batches_taken}), encoding="utf-8"
-        )
-        if self._controller is not None:
-            state = json.dumps(self._controller.state_dict(), allow_nan=False)
+
+        def write(controller: TrajectorySource) -> None:
+            (folder / _BATCHES_FILE).write_text(
+                json.dumps({"batches_taken": self.batches_taken}), encoding="utf-8"
+            )
+            state = json.dumps(controller.state_dict(), allow_nan=False)
             (folder / _CONTROLLER_FILE).write_text(state, encoding="utf-8")
+
+        self._ask(write)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -323,12 +328,15 @@ class TrajectoryTrainer(GRPOTrainer):
             )
         self.batches_taken = json.loads(batches.read_text(encoding="utf-8"))["batches_taken"]
         path = folder / _CONTROLLER_FILE
-        if self._controller is not None and self.accelerator.is_main_process:
+
+        def load(controller: TrajectorySource) -> None:
             if not path.exists():
                 raise UsageError(
                     f"checkpoint {str(folder)!r} has no {_CONTROLLER_FILE}: its prompt ledger is lost"
                 )
-            self._controller.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+            controller.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+
+        self._ask(load)
 
     def _begin(self) -> None:
         """Called once per ``train()``, with model, optimizer and state in place, before the first batch."""
@@ -337,8 +345,7 @@ class TrajectoryTrainer(GRPOTrainer):
         self._buffered_inputs = None
         # Weights first: an episode started with older ones would be stale at once.
         self.push_weights()
-        if self._controller is not None and self.accelerator.is_main_process:
-            self._controller.start()
+        self._ask(lambda controller: controller.start())
 
     def _end_step(self) -> None:
         """Called after every optimizer step."""

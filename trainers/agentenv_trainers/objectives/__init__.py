@@ -19,7 +19,7 @@ from agentenv_trainers.objectives.group_advantages import (
 )
 from agentenv_trainers.objectives.importance import cispo_weights, proximal_weights, topr_weights
 from agentenv_trainers.objectives.running_mean import RunningMeanBaseline
-from agentenv_trainers.objectives.statistics import explained_variance
+from agentenv_trainers.objectives.statistics import explained_share, explained_variance
 
 __all__ = [
     "AdvantageEstimate",
@@ -32,6 +32,7 @@ __all__ = [
     "double_sided_regions",
     "double_sided_weights",
     "estimate_advantages",
+    "explained_share",
     "explained_variance",
     "group_advantages",
     "k3_divergence",

@@ -19,7 +19,12 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> float:
         NaN where the targets do not vary (all episodes of a batch had one result): the number has no meaning
         then.
     """
-    variance = float(targets.double().var(correction=0)) if targets.numel() else 0.0
-    if variance <= 1e-12:
+    if not targets.numel():
         return math.nan
-    return 1.0 - float((targets.double() - predictions.double()).var(correction=0)) / variance
+    targets = targets.double()
+    return explained_share((targets - predictions).var(correction=0).item(), targets.var(correction=0).item())
+
+
+def explained_share(unexplained: float, total: float) -> float:
+    """:func:`explained_variance` from the variances of what is left and of the targets."""
+    return math.nan if total <= 1e-12 else 1.0 - unexplained / total

@@ -30,8 +30,9 @@ from agentenv.trajectory import Trajectory
 from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.controller import TrajectorySource
 from agentenv_trainers.critic import Critic
-from agentenv_trainers.objectives import estimate_advantages, explained_variance
+from agentenv_trainers.objectives import estimate_advantages, explained_share
 from agentenv_trainers.policy_trainer import PolicyTrainer
+from agentenv_trainers.processes import mean_and_variance
 from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sao.critic_learner import CriticLearner
 from agentenv_trainers.sao.value_pretraining import PretrainingReport, pretrain_values
@@ -187,14 +188,16 @@ class SAOTrainer(PolicyTrainer):
         update = learner.update(batch, returns, updates=args.critic_updates)
         self._record("critic_loss", update.loss)
         self._record("critic_grad_norm", update.grad_norm)
-        self._record("explained_variance", explained_variance(update.predictions, returns))
-        self._record("return_mean", float(returns.mean()) if returns.numel() else 0.0)
+        mean, variance = mean_and_variance(returns)
+        _, unexplained = mean_and_variance(returns - update.predictions)
+        self._record("explained_variance", explained_share(unexplained, variance))
+        self._record("return_mean", mean)
         if self.state.global_step < args.critic_only_steps:
             advantages = torch.zeros_like(returns)
         else:
             values, ends = learner.values(batch)
             advantages, _ = self._estimate(batch, values, ends, gae_lambda=None)
-            self._record("value_mean", float(values.mean()) if values.numel() else 0.0)
+            self._record("value_mean", mean_and_variance(values)[0])
         self._record("critic_s", time.perf_counter() - started)
         return advantages[batch.value_is_action]
 
