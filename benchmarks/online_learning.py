@@ -299,6 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if args.tune:
         print(tuning_table(found))
+        print(f"\n{len(wanted) - len(found)} of {len(wanted)} runs are missing")
         return 1 if args.check and len(found) < len(wanted) else 0
 
     write_csv(results, args.output_dir / "curves.csv")
