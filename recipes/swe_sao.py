@@ -4,6 +4,7 @@
     python recipes/swe_sao.py --env my_env.py             your own environment
     python recipes/swe_sao.py --output_dir DIR --resume   go on after Ctrl-C or a crash
     python recipes/swe_sao.py --model Qwen/Qwen3-0.6B --dataset tasks.jsonl --preset swe   your own, on a GPU
+    accelerate launch --multi_gpu --num_processes 2 recipes/swe_sao.py   the same in two processes, or on two GPUs
 
 The agent writes one bash command a turn, in a sandbox, and ends with `submit`; hidden tests then say 1 or 0.
 """
@@ -33,6 +34,8 @@ from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
     EnvFactory,
     Experiment,
+    Parsed,
+    Policy,
     RecipeArguments,
     check_engine,
     find_environment,
@@ -178,20 +181,25 @@ def environments(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe; returns the exit code."""
-    parsed = parse(SWEArguments, SAOConfig, argv, defaults=defaults, description=__doc__ or "")
+    parsed = parse(
+        SWEArguments,
+        SAOConfig,
+        argv,
+        defaults=defaults,
+        description=__doc__ or "",
+        several_processes=True,
+    )
     arguments, config = parsed.arguments, parsed.config
+    if not parsed.is_main_process:
+        return train_along(parsed)
 
     # Whatever can be wrong with the input is found here, before anything is written.
     RunDirectory.check(config.output_dir, resume=arguments.resume)
     check_engine(arguments.engine)
-    if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more make its small matrices slower, several times so on a busy machine
     # Held open for the whole run, so that all environments share one pool of sandboxes.
     sandboxes = open_backend(arguments.sandbox) if arguments.env is None else None
     train_env, eval_env = environments(arguments, sandboxes, config.max_turns)
-    policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
-    config.model_init_kwargs = None
-    fit_context(config, policy, parsed.given)
+    policy = load(parsed)
     if sandboxes is not None and sandboxes.kind == "docker" and arguments.dataset == "embedded":
         make_base_image(sandboxes.backend.client)
 
@@ -199,20 +207,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)
     controller = AsyncController(train_env, LLMProxy([engine]), policy.tokenizer, rollout, seed=config.seed)
 
-    with Experiment(
+    experiment = Experiment(
         "swe_sao",
         parsed,
         controller,
         eval_env=eval_env,
         eval_tasks=evaluation_tasks(arguments),
         sandboxes=sandboxes,
-    ) as experiment:
-        trainer = SAOTrainer(policy.model, config, experiment.rollouts, policy.tokenizer)
+    )
+    return run(experiment, parsed, policy, train_env)
+
+
+def load(parsed: Parsed[SWEArguments, SAOConfig]) -> Policy:
+    """The policy; the episodes' length is fitted to it."""
+    arguments, config = parsed.arguments, parsed.config
+    if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more make its small matrices slower, several times so on a busy machine
+    policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
+    config.model_init_kwargs = None
+    fit_context(config, policy, parsed.given)
+    return policy
+
+
+def run(
+    experiment: Experiment,
+    parsed: Parsed[SWEArguments, SAOConfig],
+    policy: Policy,
+    train_env: EnvFactory | None,
+) -> int:
+    """The stages of a run; returns the exit code."""
+    with experiment:
+        trainer = SAOTrainer(policy.model, parsed.config, experiment.rollouts, policy.tokenizer)
         experiment.evaluate("before")
         experiment.pretrain_critic(trainer, train_env)
         experiment.train(trainer)
         experiment.evaluate("after")
     return experiment.exit_code
+
+
+def train_along(parsed: Parsed[SWEArguments, SAOConfig]) -> int:
+    """What a process does that is not the main one: no sandbox, engine or file; returns the exit code."""
+    experiment = Experiment("swe_sao", parsed, None, eval_env=None, eval_tasks="")
+    return run(experiment, parsed, load(parsed), None)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,12 @@ class Recorder(TrainerCallback):
         """A step is over."""
         if not self._trainer.accelerator.is_main_process or "reward" not in logs:
             return
-        line = {"step": state.global_step, **logs, "policy": digest(self._trainer.model)}
+        line = {
+            "step": state.global_step,
+            **logs,
+            "ddp_timeout": args.ddp_timeout,
+            "policy": digest(self._trainer.model),
+        }
         if isinstance(self._trainer, SAOTrainer):
             line["critic"] = digest(self._trainer.critic)
         with self._log.open("a", encoding="utf-8") as file:

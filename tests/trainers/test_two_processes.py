@@ -59,9 +59,10 @@ def test_two_processes_that_accelerate_launched_have_the_losses_of_one(
             expected = {name: one.steps[step][name] for name in names}
             got = {name: line[name] for name in names}
             assert got == pytest.approx(expected, rel=1e-4, abs=1e-5), (accumulation, step)
-    assert (
-        one.steps[1]["staleness/0"] == 8.0
-    )  # the batch's episodes: two processes, not one with half of them
+    # The batch's episodes: it was two processes, not one with half of them.
+    assert one.steps[1]["staleness/0"] == 8.0
+    # The second process waits for as long as a batch may take, and more.
+    assert (one.steps[1]["ddp_timeout"], two.steps[1]["ddp_timeout"]) == (1800, 7200 + 600)
 
 
 @pytest.mark.slow

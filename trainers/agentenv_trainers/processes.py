@@ -6,7 +6,9 @@ broadcast that never comes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -37,6 +39,18 @@ class Processes(Protocol):
     @property
     def is_main_process(self) -> bool:
         """Whether this is the first of them."""
+
+
+@dataclass(frozen=True)
+class _Alone:
+    num_processes: int = 1
+    is_main_process: bool = True
+
+
+def processes_of_run() -> Processes:
+    """Those that this program was launched as, by its environment; several are connected already (a trainer's config
+    does that)."""
+    return PartialState() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else _Alone()
 
 
 def from_main(processes: Processes, call: Callable[[], _Result]) -> _Result:

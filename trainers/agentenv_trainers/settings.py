@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _OBJECTIVE_DEFAULTS: dict[str, dict[str, float]] = {
     "topr": {},
 }
 _PAPER_BATCH = 128
+_DDP_PATIENCE_S = 600
 _PAPER: dict[str, Any] = {"max_tokens_per_episode": 131072}
 PRESETS: dict[str, dict[str, Any]] = {
     "swe": {**_PAPER, "max_turns": 300},
@@ -186,8 +188,18 @@ class TrainerSettings(RolloutSettings, TRLConfig):
         if getattr(self, "bf16", None) is None and not torch.accelerator.is_available():
             # TRL's default of True makes a CPU slower and its log-probs coarser.
             self.bf16: bool | None = False
+        if _num_processes() > 1:
+            # The others wait for the main process's batch in a broadcast.
+            given: int = cast(Any, self).ddp_timeout
+            self.ddp_timeout = max(given, math.ceil(self.batch_timeout_s) + _DDP_PATIENCE_S)
         super().__post_init__()
         self.rollout_config()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process; without an index where it is a CPU, which torch.load would refuse on resume."""
+        device: torch.device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
 
     @property
     def num_training_steps(self) -> int | None:
@@ -210,7 +222,7 @@ class TrainerSettings(RolloutSettings, TRLConfig):
         return UsageError(f"{type(self).__name__}.{name} is {value!r}, must be {allowed}")
 
     def _trajectories_per_pass(self) -> int:
-        return self.per_device_train_batch_size * int(os.environ.get("WORLD_SIZE", "1"))
+        return self.per_device_train_batch_size * _num_processes()
 
     def _preset_values(self, preset: str) -> Mapping[str, Any]:
         """What the preset sets besides the batch."""
@@ -348,3 +360,7 @@ class TrainerSettings(RolloutSettings, TRLConfig):
             ("per_device_train_batch_size", self.per_device_train_batch_size >= 1, "at least 1"),
             ("gradient_accumulation_steps", self.gradient_accumulation_steps >= 1, "at least 1"),
         ]
+
+
+def _num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

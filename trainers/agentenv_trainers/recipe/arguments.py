@@ -26,6 +26,7 @@ from trl.scripts.utils import TrlParser
 
 from agentenv.errors import UsageError
 from agentenv.report.run_directory import read_json
+from agentenv_trainers.processes import processes_of_run
 from agentenv_trainers.rollout_settings import setting
 
 Arguments = TypeVar("Arguments", bound="RecipeArguments")
@@ -92,6 +93,11 @@ class Parsed(Generic[Arguments, Config]):
     chosen: frozenset[str]
     """Names of the options that the user or the recipe set; the others have their field's default."""
 
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process plays and reports; with several the others only train."""
+        return processes_of_run().is_main_process
+
 
 def parse(
     arguments_type: type[Arguments],
@@ -100,6 +106,7 @@ def parse(
     *,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     description: str,
+    several_processes: bool = False,
 ) -> Parsed[Arguments, Config]:
     """Read the options.
 
@@ -109,16 +116,13 @@ def parse(
         argv: arguments without the program's name; those of the process by default.
         defaults: the recipe's defaults for what the user set (``given``); they stand below everything given.
         description: first part of ``--help``.
+        several_processes: whether the recipe works under a launcher of several processes.
 
     Raises:
         UsageError: any mistake in the options.
         SystemExit: ``--help`` was asked for.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        raise UsageError(
-            f"a recipe runs in one process, WORLD_SIZE is {processes}: start it without torchrun or accelerate launch"
-        )
+    _check_launcher(several_processes)
     parser = _Parser([arguments_type, config_type], description=description)
     given = parser.read(argv)
     if given.get("resume"):
@@ -238,8 +242,32 @@ class _Parser(TrlParser):
         return f"; did you mean {prefix}{close[0]}?" if close else "; --help lists them all"
 
 
+def _check_launcher(several_processes: bool) -> None:
+    """Whether the program was launched as it works.
+
+    Raises:
+        UsageError: in several processes where it needs one, or in one where several were asked for.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and not several_processes:
+        raise UsageError(
+            f"this recipe runs in one process, WORLD_SIZE is {processes}: start it without torchrun or accelerate "
+            "launch"
+        )
+    if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ and "ACCELERATE_USE_CPU" in os.environ:
+        raise UsageError(
+            "accelerate launch --cpu --num_processes N starts a single process (it leaves more to MPI): give "
+            "--multi_gpu instead of --cpu, which starts N also where there is no GPU"
+        )
+
+
 def _for_this_machine() -> dict[str, Any]:
-    """Where there is no accelerator TRL's defaults (bf16, recomputed activations) fail or only cost time."""
-    if torch.cuda.is_available():
-        return {}
-    return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    """What fits the machine and the launcher, where TRL's defaults do not."""
+    settings: dict[str, Any] = {}
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # The others wait while the main process evaluates; the launcher notices one that died.
+        settings["ddp_timeout"] = 7 * 24 * 3600
+    if not torch.cuda.is_available():
+        # bf16 and recomputed activations fail or only cost time.
+        settings |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    return settings

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,7 +40,9 @@ def run_recipe(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
 
 
 def _say(error: Exception) -> None:
-    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+    rank = os.environ.get("RANK", "0")
+    who = "" if rank == "0" else f"process {rank}: "
+    sys.stderr.write(f"{who}error: {' '.join(str(error).split())}\n")
 
 
 def _quiet_libraries() -> None:

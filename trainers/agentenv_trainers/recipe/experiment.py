@@ -13,6 +13,8 @@ Invariants:
 - A resumed run repeats no finished part: the result before training and the pretrained critic are kept, training goes
   on at the last complete checkpoint, and lines that a crashed run wrote after it are dropped.
 - The evaluations before and after play the same tasks, from seeds that training never uses.
+- With several processes only the main one plays, writes and shows; the others go through the same stages, train, and
+  end as the main one ends, whose exit code counts.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from transformers import PrinterCallback, Trainer
 
@@ -36,6 +39,12 @@ from agentenv.report.run_directory import read_lines
 from agentenv.rollout import AsyncController
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.checkpoint import last_complete
+from agentenv_trainers.processes import (
+    MainProcessFailedError,
+    MainProcessInterrupted,
+    from_main,
+    processes_of_run,
+)
 from agentenv_trainers.recipe.arguments import Parsed
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.recorder import StepRecorder
@@ -44,6 +53,8 @@ from agentenv_trainers.recipe.rollouts import RecordedRollouts
 from agentenv_trainers.recipe.sources import EnvFactory
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 EVALUATION_SEED = 2**31
 """First task seed of the evaluations, in every run; the seeds that training draws lie below it."""
@@ -74,8 +85,9 @@ class Experiment:
     Args:
         name: of the recipe, shown in the report.
         parsed: the options; ``config.output_dir`` becomes the folder of checkpoints.
-        controller: plays the training episodes and the evaluations; stopped at the end.
-        eval_env: makes the environment of the evaluations.
+        controller: plays the training episodes and the evaluations; stopped at the end. None on processes other than
+            the main one.
+        eval_env: makes the environment of the evaluations; None likewise.
         eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
         sandboxes: closed and counted at the end; None where the environment has none.
 
@@ -87,17 +99,21 @@ class Experiment:
         self,
         name: str,
         parsed: Parsed[Any, Any],
-        controller: AsyncController,
+        controller: AsyncController | None,
         *,
-        eval_env: EnvFactory,
+        eval_env: EnvFactory | None,
         eval_tasks: str,
         sandboxes: Sandboxes | None = None,
     ) -> None:
         self._name, self._parsed = name, parsed
         self._arguments, self._config = parsed.arguments, parsed.config
-        self._controller, self._eval_env, self._sandboxes = controller, eval_env, sandboxes
-        self._eval_tasks = eval_tasks
-        self._interruption = Interruption()
+        self._processes = processes_of_run()
+        self._is_main = self._processes.is_main_process
+        if self._is_main:
+            assert controller is not None and eval_env is not None
+            self._controller, self._eval_env = controller, eval_env
+        self._sandboxes, self._eval_tasks = sandboxes, eval_tasks
+        self._interruption = Interruption(quiet=not self._is_main)
         self._checkpoint: Path | None = None
         self._step = 0
         self._after: dict[str, Any] | None = None
@@ -105,20 +121,20 @@ class Experiment:
         """What the process should end with."""
 
     @property
-    def rollouts(self) -> RecordedRollouts:
-        """The source of trajectories to give to the trainer."""
-        return self._rollouts
+    def rollouts(self) -> RecordedRollouts | None:
+        """The source of trajectories to give to the trainer; None on processes other than the main one."""
+        return self._rollouts if self._is_main else None
 
     def __enter__(self) -> Experiment:
-        try:
-            self._run = self._open_directory()
-        except BaseException:
-            self._controller.stop()
-            self._close_sandboxes()
-            raise
-        self._config.output_dir = str(self._run.checkpoints_path)
-        if self._checkpoint is None and "critic" in self._run.record:
+        self._folder, self._checkpoint, has_critic = self._on_main(self._open)
+        if self._checkpoint is not None:
+            self._step = int(self._checkpoint.name.rpartition("-")[2])
+        self._config.output_dir = str(self._folder / "checkpoints")
+        if self._checkpoint is None and has_critic:
             self._config.critic_model = str(self._critic_path)  # pretrained before the run was interrupted
+        if not self._is_main:
+            self._interruption.__enter__()
+            return self
         self._rollouts = RecordedRollouts(
             self._controller,
             self._run,
@@ -151,6 +167,9 @@ class Experiment:
         Raises:
             RolloutError: more than ``max_failure_rate`` of the episodes failed.
         """
+        return self._on_main(lambda: self._evaluate(phase))
+
+    def _evaluate(self, phase: str) -> dict[str, Any]:
         known: dict[str, Any] | None = self._run.record.get(phase)
         if known is not None:
             return known
@@ -169,7 +188,7 @@ class Experiment:
         )
         return result
 
-    def pretrain_critic(self, trainer: Any, train_env: EnvFactory) -> None:
+    def pretrain_critic(self, trainer: Any, train_env: EnvFactory | None) -> None:
         """Fit the critic to episodes of the starting policy on training tasks, before the first step.
 
         The critic is saved in the run's directory; a run whose ``critic_model`` is that folder starts with its
@@ -177,26 +196,39 @@ class Experiment:
 
         Args:
             trainer: a trainer with a critic, such as ``SAOTrainer``.
-            train_env: makes the training environment.
+            train_env: makes the training environment; None on processes other than the main one.
         """
         number = self._config.value_pretrain_episodes
         if number == 0 or self._checkpoint is not None:
             return
         if trainer.critic.head_is_trained:
-            self._progress.note(f"critic: values of {self._config.critic_model}, no pretraining")
+            if self._is_main:
+                self._progress.note(f"critic: values of {self._config.critic_model}, no pretraining")
             return
-        trajectories = self._play("critic's episodes", train_env, PRETRAINING_SEED, number)
-        self._progress.stage("critic's pretraining", unit="step", total=self._config.value_pretrain_steps)
-        with self._interruption.at_once():
+
+        def play() -> list[Trajectory]:
+            assert train_env is not None
+            trajectories = self._play("critic's episodes", train_env, PRETRAINING_SEED, number)
+            self._progress.stage("critic's pretraining", unit="step", total=self._config.value_pretrain_steps)
+            return trajectories
+
+        def show(step: int, loss: float) -> None:
+            self._interruption.check()
+            self._progress.update(step, {"loss": f"{loss:.3f}"})
+
+        trajectories = self._on_main(play)
+        # In the middle of an update the others would wait for this process.
+        with self._interruption.at_once() if self._processes.num_processes == 1 else nullcontext():
             report = trainer.pretrain_critic(
-                trajectories,
-                on_progress=lambda step, _, loss: self._progress.update(step, {"loss": f"{loss:.3f}"}),
+                trajectories, on_progress=lambda step, _, loss: self._on_main(lambda: show(step, loss))
             )
+        trainer.critic_learner.save_pretrained(self._critic_path, trainer.processing_class)
+        if not self._is_main:
+            return
         self._progress.note(
             f"critic pretrained on {report.trajectories} episodes, "
             f"explained variance {report.explained_variance:.2f}"
         )
-        trainer.critic_learner.save_pretrained(self._critic_path, trainer.processing_class)
         explained = report.explained_variance
         self._run.record["critic"] = {
             "steps": report.steps,
@@ -207,7 +239,7 @@ class Experiment:
 
     @property
     def _critic_path(self) -> Path:
-        return self._run.path / "critic"
+        return self._folder / "critic"
 
     def train(self, trainer: Trainer) -> None:
         """Train to the end (or to the interruption), with checkpoints, and save the model.
@@ -216,24 +248,38 @@ class Experiment:
             Interrupted: the user ended the run; its checkpoint is written.
         """
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(StepRecorder(self._step_done, self._step_logged, self._interruption))
+        trainer.add_callback(
+            StepRecorder(
+                self._step_done,
+                self._step_logged,
+                lambda: self._on_main(lambda: self._interruption.requested),
+            )
+        )
         total = self._config.max_steps
-        self._progress.stage("training", unit="step", total=total, done=self._step)
+        if self._is_main:
+            self._progress.stage("training", unit="step", total=total, done=self._step)
         try:
             trainer.train(resume_from_checkpoint=str(self._checkpoint) if self._checkpoint else None)
-        except Interrupted:
+        except (Interrupted, MainProcessInterrupted):
             # Raised only while waiting for a batch: all is as the last finished step left it. If the batch had
             # just come, an older checkpoint is right: one of now would skip that batch's tasks.
-            if not self._rollouts.batch_lost:
+            if not self._on_main(lambda: self._rollouts.batch_lost):
                 self._save_checkpoint(trainer)
             raise
-        self._interruption.check()
-        trainer.save_model(str(self._run.model_path))
-        (self._run.model_path / "training_args.bin").unlink(missing_ok=True)
+        self._on_main(self._interruption.check)
+        model = self._folder / "model"
+        trainer.save_model(str(model))
+        if self._is_main:
+            (model / "training_args.bin").unlink(missing_ok=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if not self._is_main:
+            self._interruption.__exit__()
+            # The main process tells what it was, and its exit code counts; a code of this one would have the launcher
+            # end the main one while it still cleans up.
+            return isinstance(error, MainProcessFailedError | MainProcessInterrupted)
         interrupted = isinstance(error, KeyboardInterrupt)
         status = "finished" if error is None else "interrupted" if interrupted else "failed"
         try:
@@ -275,6 +321,8 @@ class Experiment:
 
     def _step_logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write down and show a finished training step."""
+        if not self._is_main:
+            return
         self._run.log_metrics(step, {**metrics, "seconds": self._seconds()})
         shown = {
             label: f"{metrics[name]:.2f}"
@@ -284,6 +332,19 @@ class Experiment:
         if "episodes_per_s" in metrics:
             shown["episodes/s"] = f"{metrics['episodes_per_s']:.1f}"
         self._progress.update(step, shown)
+
+    def _on_main(self, call: Callable[[], _Result]) -> _Result:
+        return from_main(self._processes, call)
+
+    def _open(self) -> tuple[Path, Path | None, bool]:
+        """Open the run's directory; returns it, the checkpoint to go on from, and whether a critic was pretrained."""
+        try:
+            self._run = self._open_directory()
+        except BaseException:
+            self._controller.stop()
+            self._close_sandboxes()
+            raise
+        return self._run.path, self._checkpoint, "critic" in self._run.record
 
     def _open_directory(self) -> RunDirectory:
         path = self._config.output_dir
@@ -303,8 +364,7 @@ class Experiment:
             return RunDirectory.create(path, {**record, "started": started})
         run = RunDirectory.resume(path)
         self._checkpoint = last_complete(run.checkpoints_path)
-        self._step = int(self._checkpoint.name.rpartition("-")[2]) if self._checkpoint else 0
-        run.rewind(self._step)
+        run.rewind(int(self._checkpoint.name.rpartition("-")[2]) if self._checkpoint else 0)
         run.record.update(record)
         run.record.pop("after", None)
         run.save_record()

@@ -32,10 +32,11 @@ class Interruption:
 
     Args:
         force: what the second signal does; ends the process by default.
+        quiet: say nothing of signals, as another process does.
     """
 
-    def __init__(self, force: Any = os._exit) -> None:
-        self._force = force
+    def __init__(self, force: Any = os._exit, *, quiet: bool = False) -> None:
+        self._force, self._quiet = force, quiet
         self._immediate = False
         self._before: dict[int, Any] = {}
         self.signum: int | None = None
@@ -82,11 +83,15 @@ class Interruption:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
             # Plain writes: the progress line's lock may be held by the code that was interrupted.
-            os.write(_STDERR, b"\nended by force; the next start removes the sandboxes that are left\n")
+            self._say(b"\nended by force; the next start removes the sandboxes that are left\n")
             self._force(128 + signum)
             return
         self.signum = signum
         if self._immediate:
             self._immediate = False
             raise Interrupted(signum)
-        os.write(_STDERR, b"\nending after this training step; once more ends at once\n")
+        self._say(b"\nending after this training step; once more ends at once\n")
+
+    def _say(self, text: bytes) -> None:
+        if not self._quiet:
+            os.write(_STDERR, text)

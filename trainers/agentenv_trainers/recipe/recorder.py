@@ -7,8 +7,6 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from agentenv_trainers.recipe.interruption import Interruption
-
 
 class StepRecorder(TrainerCallback):
     """Hands on every step and its numbers.
@@ -16,21 +14,21 @@ class StepRecorder(TrainerCallback):
     Args:
         on_step: called with the number of finished steps, before a checkpoint of that step is written.
         on_numbers: called with the step and its numbers, whenever the trainer logs.
-        interruption: once requested, training stops after the step, with a checkpoint.
+        is_requested: asked after every step; once it is true, training stops with a checkpoint.
     """
 
     def __init__(
         self,
         on_step: Callable[[int], None],
         on_numbers: Callable[[int, Mapping[str, float]], None],
-        interruption: Interruption,
+        is_requested: Callable[[], bool],
     ) -> None:
-        self._on_step, self._on_numbers, self._interruption = on_step, on_numbers, interruption
+        self._on_step, self._on_numbers, self._is_requested = on_step, on_numbers, is_requested
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A step is finished."""
         self._on_step(state.global_step)
-        if self._interruption.requested:
+        if self._is_requested():
             control.should_save = True
             control.should_training_stop = True
 

@@ -198,7 +198,7 @@ class CriticLearner:
                 f"{'with' if self._is_sharded else 'without'} FSDP"
             )
         if not self._is_sharded:
-            self.load_state_dict(torch.load(path, map_location=self._accelerator.device, weights_only=True))
+            self.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # copied from there
             return
         state = self._sharded_state()
         state_dict_loader.load(state, checkpoint_id=str(path))  # writes into the tensors
