@@ -220,6 +220,7 @@ def prepare(parsed: Parsed[OnlineArguments, SAOConfig]) -> Parts:
     train_env, eval_env = find_environment(name, train), find_environment(name, held_out)
     policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
     config.model_init_kwargs = None
+    arguments.check_layers(policy.model)
     fit_context(config, policy, parsed.given)
     return Parts(train_env, eval_env, policy, Judge(arguments.styles, arguments.phase_steps))
 
@@ -244,7 +245,14 @@ def train(parsed: Parsed[OnlineArguments, SAOConfig], parts: Parts) -> int:
         eval_env=parts.eval_env,
         eval_tasks="Questions that training never asks, judged by what is wanted at that time.",
     ) as experiment:
-        trainer = SAOTrainer(policy.model, config, experiment.rollouts, policy.tokenizer)
+        trainer = SAOTrainer(
+            policy.model,
+            config,
+            experiment.rollouts,
+            policy.tokenizer,
+            peft_config=parsed.arguments.peft_config,
+            critic_peft_config=parsed.arguments.critic_peft_config,
+        )
         experiment.evaluate("before")
         experiment.pretrain_critic(trainer, parts.train_env)
         experiment.train(trainer)

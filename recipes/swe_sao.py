@@ -225,6 +225,7 @@ def load(parsed: Parsed[SWEArguments, SAOConfig]) -> Policy:
         torch.set_num_threads(1)  # more make its small matrices slower, several times so on a busy machine
     policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
     config.model_init_kwargs = None
+    arguments.check_layers(policy.model)
     fit_context(config, policy, parsed.given)
     return policy
 
@@ -237,7 +238,14 @@ def run(
 ) -> int:
     """The stages of a run; returns the exit code."""
     with experiment:
-        trainer = SAOTrainer(policy.model, parsed.config, experiment.rollouts, policy.tokenizer)
+        trainer = SAOTrainer(
+            policy.model,
+            parsed.config,
+            experiment.rollouts,
+            policy.tokenizer,
+            peft_config=parsed.arguments.peft_config,
+            critic_peft_config=parsed.arguments.critic_peft_config,
+        )
         experiment.evaluate("before")
         experiment.pretrain_critic(trainer, train_env)
         experiment.train(trainer)

@@ -7,6 +7,7 @@
     report.html         the same for a person
     checkpoints/        what --resume starts from
     model/              the trained policy, as transformers loads it
+    adapter/            its adapters alone, where such were trained
 
 Invariants:
 - One process writes at a time (an advisory lock that the kernel drops when its holder dies).

@@ -27,6 +27,7 @@ from trl.scripts.utils import TrlParser
 from agentenv.errors import UsageError
 from agentenv.report.run_directory import read_json
 from agentenv_trainers.processes import processes_of_run
+from agentenv_trainers.recipe.lora import LoraArguments
 from agentenv_trainers.rollout_settings import setting
 
 Arguments = TypeVar("Arguments", bound="RecipeArguments")
@@ -34,7 +35,7 @@ Config = TypeVar("Config")
 
 
 @dataclass
-class RecipeArguments:
+class RecipeArguments(LoraArguments):
     """What every recipe can be told, beside its trainer's config."""
 
     model: str = setting("embedded", "embedded, a model's folder, or its name on the Hugging Face hub.")
@@ -132,6 +133,7 @@ def parse(
         given = {**(earlier if isinstance(earlier, dict) else {}), **given}
     values = {**_for_this_machine(), **defaults(given), **given}
     arguments, config = parser.build(values)
+    arguments.check_lora(has_critic=getattr(config, "advantage", None) == "gae")
     return Parsed(arguments, config, given, frozenset(values))
 
 

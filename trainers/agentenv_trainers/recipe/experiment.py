@@ -47,6 +47,7 @@ from agentenv_trainers.processes import (
 )
 from agentenv_trainers.recipe.arguments import Parsed
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
+from agentenv_trainers.recipe.lora import has_adapters, save_merged
 from agentenv_trainers.recipe.recorder import StepRecorder
 from agentenv_trainers.recipe.results import evaluation_result, settings, versions
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
@@ -267,7 +268,14 @@ class Experiment:
                 self._save_checkpoint(trainer)
             raise
         self._on_main(self._interruption.check)
+        self._save_model(trainer)
+
+    def _save_model(self, trainer: Trainer) -> None:
+        """The trained policy, as transformers loads it; beside it the adapters alone, where such were trained."""
         model = self._folder / "model"
+        if has_adapters(trainer):
+            save_merged(trainer, model)
+            model = self._folder / "adapter"
         trainer.save_model(str(model))
         if self._is_main:
             (model / "training_args.bin").unlink(missing_ok=True)
