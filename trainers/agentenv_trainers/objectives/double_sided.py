@@ -10,11 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from agentenv_trainers.objectives.ratio import log_bounds, log_ratio
 
 
 class DoubleSidedRegions(NamedTuple):
@@ -52,28 +53,17 @@ def double_sided_weights(
         ValueError: shapes differ, or a bound is outside its range.
     """
     regions = double_sided_regions(policy_logprobs, rollout_logprobs, clip_low=clip_low, clip_high=clip_high)
-    log_ratio = policy_logprobs.detach() - rollout_logprobs.detach()
-    ratio = torch.exp(torch.where(regions.accepted, log_ratio, torch.zeros_like(log_ratio)))
-    return torch.where(regions.accepted, ratio, torch.zeros_like(ratio))
+    difference, _ = log_ratio(policy_logprobs, rollout_logprobs, "policy_logprobs", "rollout_logprobs")
+    ratio = torch.exp(torch.where(regions.accepted, difference, 0.0))
+    return torch.where(regions.accepted, ratio, 0.0)
 
 
 def double_sided_regions(
     policy_logprobs: Tensor, rollout_logprobs: Tensor, *, clip_low: float, clip_high: float
 ) -> DoubleSidedRegions:
     """The region of each token's ratio; arguments and errors as in :func:`double_sided_weights`."""
-    if policy_logprobs.shape != rollout_logprobs.shape:
-        raise ValueError(
-            f"policy_logprobs has shape {tuple(policy_logprobs.shape)}, rollout_logprobs "
-            f"{tuple(rollout_logprobs.shape)}: they must be equal"
-        )
-    if not 0.0 <= clip_low <= 1.0:
-        raise ValueError(f"clip_low is {clip_low}, must be in [0, 1]")
-    if not (clip_high > 0.0 and math.isfinite(clip_high)):
-        raise ValueError(f"clip_high is {clip_high}, must be positive and finite")
-    policy, rollout = policy_logprobs.detach(), rollout_logprobs.detach()
-    log_ratio = policy - rollout
-    finite = torch.isfinite(policy) & torch.isfinite(rollout)
-    lower = math.log1p(-clip_low) if clip_low < 1.0 else -math.inf
-    low = finite & (log_ratio <= lower)
-    high = finite & (log_ratio >= math.log1p(clip_high))
+    difference, finite = log_ratio(policy_logprobs, rollout_logprobs, "policy_logprobs", "rollout_logprobs")
+    lower, upper = log_bounds(clip_low, clip_high)
+    low = finite & (difference <= lower)
+    high = finite & (difference >= upper)
     return DoubleSidedRegions(accepted=finite & ~low & ~high, low=low, high=high, nonfinite=~finite)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from agentenv_trainers.objectives.gae import exact_dtype
+from agentenv_trainers.objectives.ratio import log_bounds, log_ratio
 
 
 def cispo_weights(
@@ -42,13 +43,9 @@ def cispo_weights(
     Raises:
         ValueError: shapes differ, or a bound is outside its range.
     """
-    if not 0.0 <= clip_low <= 1.0:
-        raise ValueError(f"clip_low is {clip_low}, must be in [0, 1]")
-    if not (clip_high > 0.0 and math.isfinite(clip_high)):
-        raise ValueError(f"clip_high is {clip_high}, must be positive and finite")
-    log_ratio, finite = _log_ratio(policy_logprobs, rollout_logprobs, "policy_logprobs", "rollout_logprobs")
-    lower = math.log1p(-clip_low) if clip_low < 1.0 else -math.inf
-    return torch.where(finite, torch.exp(log_ratio.clamp(lower, math.log1p(clip_high))), 0.0)
+    lower, upper = log_bounds(clip_low, clip_high)
+    difference, finite = log_ratio(policy_logprobs, rollout_logprobs, "policy_logprobs", "rollout_logprobs")
+    return torch.where(finite, torch.exp(difference.clamp(lower, upper)), 0.0)
 
 
 def topr_weights(policy_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, positive: Tensor) -> Tensor:
@@ -75,17 +72,17 @@ def topr_weights(policy_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor
     """
     # Differences and their sum are exact: rounding would add up over a long trajectory.
     exact = exact_dtype(policy_logprobs.device)
-    log_ratio, finite = _log_ratio(
+    difference, finite = log_ratio(
         policy_logprobs.to(exact), rollout_logprobs.to(exact), "policy_logprobs", "rollout_logprobs"
     )
-    if log_ratio.dim() != 2 or mask.shape != log_ratio.shape or positive.shape != log_ratio.shape[:1]:
+    if difference.dim() != 2 or mask.shape != difference.shape or positive.shape != difference.shape[:1]:
         raise ValueError(
             f"policy_logprobs {tuple(policy_logprobs.shape)} must be [B, T], mask {tuple(mask.shape)} as well, and "
             f"positive {tuple(positive.shape)} [B]"
         )
     mask, positive = mask.bool(), positive.bool()
     known = (finite | ~mask).all(dim=1)
-    product = torch.exp(torch.where(mask, log_ratio, 0.0).sum(dim=1).clamp(max=0.0))
+    product = torch.exp(torch.where(mask, difference, 0.0).sum(dim=1).clamp(max=0.0))
     of_rows = torch.where(positive, 1.0, torch.where(known, product, 0.0)).to(policy_logprobs.dtype)
     return torch.where(mask & finite, of_rows.unsqueeze(1), 0.0)
 
@@ -115,18 +112,8 @@ def proximal_weights(
     """
     if cap is not None and not (cap > 0.0 and math.isfinite(cap)):
         raise ValueError(f"cap is {cap}, must be positive and finite, or None")
-    log_ratio, finite = _log_ratio(
+    difference, finite = log_ratio(
         proximal_logprobs, rollout_logprobs, "proximal_logprobs", "rollout_logprobs"
     )
-    weights = torch.exp(log_ratio if cap is None else log_ratio.clamp(max=math.log(cap)))
+    weights = torch.exp(difference if cap is None else difference.clamp(max=math.log(cap)))
     return torch.where(finite & torch.isfinite(weights), weights, 0.0)
-
-
-def _log_ratio(above: Tensor, below: Tensor, name_above: str, name_below: str) -> tuple[Tensor, Tensor]:
-    """above - below, 0 where one of them is not finite, and where both are."""
-    if above.shape != below.shape:
-        raise ValueError(
-            f"{name_above} has shape {tuple(above.shape)}, {name_below} {tuple(below.shape)}: they must be equal"
-        )
-    finite = torch.isfinite(above) & torch.isfinite(below)
-    return torch.where(finite, above.detach() - below.detach(), 0.0), finite
