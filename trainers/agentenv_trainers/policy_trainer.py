@@ -82,7 +82,7 @@ class PolicyTrainer(TrajectoryTrainer):
             args.beta = beta
         self.beta = beta
         # Copied before the first forward pass wraps anything around the policy.
-        self._reference = copy_policy(self.model, args) if beta > 0.0 else None
+        self._reference = copy_policy(self.model, args, self.accelerator) if beta > 0.0 else None
         self._baseline: RunningMeanBaseline | None = None
         if args.advantage in ("running_mean", "running_mean_per_task"):
             self._baseline = RunningMeanBaseline(
@@ -182,10 +182,11 @@ class PolicyTrainer(TrajectoryTrainer):
             proximal = torch.where(trained, inputs.get("proximal_logprobs", logprobs.detach()), 0.0)
             advantages = advantages * proximal_weights(proximal, old, cap=self.args.mismatch_cap)
             old = proximal
-        reference = None
+        reference = kl = None
         if self._reference is not None:
             with torch.no_grad():
                 reference, _, _ = self._logprobs(self._reference, input_ids, attention_mask, mask)
+            kl = k3_divergence(logprobs, reference, trained).sum()
         if self.args.objective in _TRL_LOSSES:
             self._scores = (logprobs, entropies, aux_loss)
             loss = self._trl_loss(
@@ -203,8 +204,8 @@ class PolicyTrainer(TrajectoryTrainer):
             normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
             weights = self._weights(logprobs, old, trained, inputs["advantages"])
             loss = -(torch.where(trained, weights * advantages, 0.0) * logprobs).sum() / normalizer
-            if reference is not None:
-                loss = loss + self.beta * k3_divergence(logprobs, reference, trained).sum() / normalizer
+            if kl is not None:
+                loss = loss + self.beta * kl / normalizer
             if self.aux_loss_enabled:
                 loss = loss + self.router_aux_loss_coef * aux_loss / self.args.gradient_accumulation_steps
         sums = {
@@ -213,8 +214,8 @@ class PolicyTrainer(TrajectoryTrainer):
             "entropy": torch.where(mask, entropies.detach(), 0.0).sum(),
             **self._masked(logprobs.detach(), old, trained, advantages),
         }
-        if reference is not None:
-            sums["kl"] = k3_divergence(logprobs.detach(), reference, trained).sum()
+        if kl is not None:
+            sums["kl"] = kl.detach()
         self._add_sums(sums)
         return loss
 
