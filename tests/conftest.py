@@ -6,11 +6,14 @@
 - Nothing here may import torch before the number of its threads is set.
 """
 
+import importlib.util
 import os
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 # Set before any test module imports torch or a client of the hub.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,6 +37,23 @@ _docker_modules_skipped = pytest.StashKey[list[str]]()
 def repository() -> Path:
     """The checkout that the tests stand in."""
     return _REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def load_program(repository: Path) -> Callable[[str], ModuleType]:
+    """A recipe or benchmark, which is not installed, imported from its file, such as ``benchmarks/gae.py``."""
+
+    def load(path: str) -> ModuleType:
+        name = path.removesuffix(".py").replace("/", "_")
+        spec = importlib.util.spec_from_file_location(name, repository / path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,11 @@
 """The chaos benchmark at a small size: what it counts, what it writes, and when it fails."""
 
 import argparse
-import importlib.util
 import io
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,14 +17,8 @@ SMALL = ["--episodes", "40", "--num_envs", "8", "--batch_size", "16", "--group_s
 
 
 @pytest.fixture(scope="module")
-def chaos(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_chaos", repository / "benchmarks" / "chaos.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def chaos(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("benchmarks/chaos.py")
 
 
 def test_a_small_run_loses_nothing_and_writes_what_it_saw(

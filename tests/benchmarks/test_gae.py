@@ -1,8 +1,7 @@
 """The benchmark of the advantages at a small size: what it measures, what it writes, and when it fails."""
 
-import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,14 +14,8 @@ SMALL = ["--rows", "3", "--tokens", "900", "--repeats", "2", "--loop_rows", "2"]
 
 
 @pytest.fixture(scope="module")
-def gae(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_gae", repository / "benchmarks" / "gae.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def gae(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("benchmarks/gae.py")
 
 
 def test_each_way_computes_the_same(gae: ModuleType) -> None:

@@ -1,8 +1,8 @@
 """The orchestration benchmark at a small size: what it plays and counts, what it writes, and when it fails."""
 
-import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -12,16 +12,8 @@ SMALL = ["--num_envs", "16", "--turns", "3", "--repeats", "2"]
 
 
 @pytest.fixture(scope="module")
-def orchestration(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "benchmark_orchestration", repository / "benchmarks" / "orchestration.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def orchestration(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("benchmarks/orchestration.py")
 
 
 def test_the_floors_play_every_step_of_every_episode(orchestration: ModuleType) -> None:

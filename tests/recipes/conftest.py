@@ -1,34 +1,29 @@
 """The recipes as modules, and a tiny policy with random weights to run them with."""
 
-import importlib.util
-import sys
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 
-def load(repository: Path, name: str) -> ModuleType:
-    """A recipe, which is not installed, imported from its file."""
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", repository / "recipes" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def swe_sao(repository: Path) -> ModuleType:
+def swe_sao(load_program: Callable[[str], ModuleType]) -> ModuleType:
     """The SWE recipe."""
-    return load(repository, "swe_sao")
+    return load_program("recipes/swe_sao.py")
 
 
 @pytest.fixture(scope="session")
-def online_learning(repository: Path) -> ModuleType:
+def online_learning(load_program: Callable[[str], ModuleType]) -> ModuleType:
     """The recipe of online learning."""
-    return load(repository, "online_learning")
+    return load_program("recipes/online_learning.py")
+
+
+@pytest.fixture
+def vowels(tmp_path: Path, repository: Path) -> Path:
+    """``vowels.py`` in the test's folder: an environment to train on."""
+    return Path(shutil.copy(repository / "tests" / "recipes" / "vowels.py", tmp_path))
 
 
 @pytest.fixture(scope="session")

@@ -10,20 +10,6 @@ from agentenv_trainers.recipe import run_recipe
 
 peft = pytest.importorskip("peft")
 
-GAME = '''
-import agentenv
-
-class Vowels(agentenv.BaseEnv):
-    """Reward 1 where the answer holds more vowels than digits; one turn."""
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return "Write vowels.", {"task_id": f"t{seed}"}
-
-    def step(self, action):
-        won = sum(c in "aeiou" for c in action) > sum(c.isdigit() for c in action)
-        return "", float(won), True, False, {"success": won}
-'''
 SIZE = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
@@ -40,10 +26,9 @@ SIZE = {
 
 
 @pytest.fixture
-def arguments(tmp_path, tiny_policy, monkeypatch):
+def arguments(tmp_path, vowels, tiny_policy, monkeypatch):
     """Command line of a run of tiny steps."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "vowels.py").write_text(GAME)
     sizes = [item for name, value in SIZE.items() for item in (f"--{name}", str(value))]
     return ["--env", "vowels.py", "--model", str(tiny_policy), "--output_dir", "out", *sizes]
 

@@ -11,25 +11,6 @@ import pytest
 
 LAUNCHER = ("-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no")
 LAUNCHER = (*LAUNCHER, "--dynamo_backend", "no", "--main_process_port", "0")
-GAME = '''
-import os, time
-import agentenv
-
-class Vowels(agentenv.BaseEnv):
-    """Reward 1 where the answer holds more vowels than digits; one turn."""
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if seed < 2**31:
-            if os.environ.get("VOWELS_FAIL"):
-                raise OSError("the shop is closed")
-            time.sleep(float(os.environ.get("VOWELS_S", "0")))
-        return "Write vowels.", {"task_id": f"t{seed}"}
-
-    def step(self, action):
-        won = sum(c in "aeiou" for c in action) > sum(c.isdigit() for c in action)
-        return "", float(won), True, False, {"success": won}
-'''
 SIZE = {
     "max_steps": 4,
     "num_envs": 4,
@@ -49,9 +30,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def launch(tmp_path, tiny_policy, repository):
+def launch(tmp_path, vowels, tiny_policy, repository):
     """Start the recipe in some processes, in a folder of its own."""
-    (tmp_path / "vowels.py").write_text(GAME)
     started = []
 
     def start(output_dir, *more, processes=2, resume=False, **environment):

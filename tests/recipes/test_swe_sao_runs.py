@@ -14,31 +14,6 @@ import pytest
 from agentenv_envs.swe.sandbox import open_backend
 from agentenv_trainers.recipe import run_recipe
 
-GAME = '''
-import os, signal, threading
-import agentenv
-
-class Vowels(agentenv.BaseEnv):
-    """Reward 1 where the answer holds more vowels than digits; one turn. Its Nth training task sends a signal."""
-
-    resets = 0
-    lock = threading.Lock()
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if seed < 2**31 and os.environ.get("VOWELS_SIGNAL"):
-            number, after = os.environ["VOWELS_SIGNAL"].split()
-            with self.lock:
-                Vowels.resets += 1
-                if Vowels.resets == int(after):
-                    os.kill(os.getpid(), int(number))
-        return "Write vowels.", {"task_id": f"t{seed}"}
-
-    def step(self, action):
-        won = sum(c in "aeiou" for c in action) > sum(c.isdigit() for c in action)
-        return "", float(won), True, False, {"success": won}
-'''
-
 SIZE = {
     "max_steps": 4,
     "per_device_train_batch_size": 4,
@@ -55,10 +30,9 @@ SIZE = {
 
 
 @pytest.fixture
-def arguments(tmp_path, tiny_policy, monkeypatch):
+def arguments(tmp_path, vowels, tiny_policy, monkeypatch):
     """Command line of a run of four tiny steps."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "vowels.py").write_text(GAME)
     sizes = [item for name, value in SIZE.items() for item in (f"--{name}", str(value))]
     return ["--env", "vowels.py", "--model", str(tiny_policy), "--output_dir", "out", *sizes]
 
@@ -209,8 +183,10 @@ def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_pat
     }
 
 
-def test_a_signal_during_an_evaluation_ends_the_run_at_once(swe_sao, arguments, tmp_path, monkeypatch):
-    (tmp_path / "vowels.py").write_text(GAME.replace("seed < 2**31 and", ""))
+def test_a_signal_during_an_evaluation_ends_the_run_at_once(
+    swe_sao, arguments, vowels, tmp_path, monkeypatch
+):
+    vowels.write_text(vowels.read_text().replace("seed < 2**31 and", ""))
     monkeypatch.setenv("VOWELS_SIGNAL", f"{signal.SIGTERM.value} 3")
     assert run_recipe(swe_sao.main, arguments) == 143
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -220,10 +196,9 @@ def test_a_signal_during_an_evaluation_ends_the_run_at_once(swe_sao, arguments, 
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
-def test_a_run_whose_environment_always_fails_says_why(swe_sao, arguments, tmp_path, capsys):
+def test_a_run_whose_environment_always_fails_says_why(swe_sao, arguments, vowels, tmp_path, capsys):
     failure = 'if self.np_random_seed < 2**31: raise OSError("the shop is closed")'
-    broken = GAME.replace("        won = ", f"        {failure}\n        won = ")
-    (tmp_path / "vowels.py").write_text(broken)
+    vowels.write_text(vowels.read_text().replace("        won = ", f"        {failure}\n        won = "))
     assert (
         run_recipe(swe_sao.main, [*arguments, "--value_pretrain_episodes", "0", "--failure_window", "8"]) == 1
     )
@@ -235,9 +210,11 @@ def test_a_run_whose_environment_always_fails_says_why(swe_sao, arguments, tmp_p
     assert summary["before"]["episodes"] == 6
 
 
-def test_an_evaluation_whose_episodes_fail_is_no_result(swe_sao, arguments, tmp_path, monkeypatch, capsys):
+def test_an_evaluation_whose_episodes_fail_is_no_result(
+    swe_sao, arguments, vowels, tmp_path, monkeypatch, capsys
+):
     failure = 'if os.environ.get("VOWELS_CLOSED"): raise OSError("the shop is closed")'
-    (tmp_path / "vowels.py").write_text(GAME.replace("        won = ", f"        {failure}\n        won = "))
+    vowels.write_text(vowels.read_text().replace("        won = ", f"        {failure}\n        won = "))
     monkeypatch.setenv("VOWELS_CLOSED", "1")
     assert run_recipe(swe_sao.main, arguments) == 1
     last = capsys.readouterr().err.splitlines()[-1]
