@@ -30,6 +30,7 @@ from agentenv.rollout import AsyncController
 from agentenv.testing import ByteTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv_trainers import GRPOConfig, GRPOTrainer, SAOConfig, SAOTrainer
+from agentenv_trainers.processes import disconnect
 
 
 class EvenWords(BaseEnv):
@@ -137,4 +138,7 @@ def main(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    try:
+        main(json.loads(sys.argv[1]))
+    finally:
+        disconnect()

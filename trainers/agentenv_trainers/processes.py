@@ -6,6 +6,7 @@ broadcast that never comes.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, reduce
-from torch import Tensor
+from torch import Tensor, distributed
 
 from agentenv.errors import RolloutError
 
@@ -51,6 +52,17 @@ def processes_of_run() -> Processes:
     """Those that this program was launched as, by its environment; several are connected already (a trainer's config
     does that)."""
     return PartialState() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else _Alone()
+
+
+def disconnect() -> None:
+    """Leave the other processes, at the end of a program.
+
+    Threads of gloo that still run while the interpreter shuts down abort the process now and then, and torchrun then
+    calls the whole run failed.
+    """
+    if distributed.is_initialized():
+        gc.collect()  # a model wrapped for several processes holds their group, and a trainer is part of a cycle
+        distributed.destroy_process_group()
 
 
 def from_main(processes: Processes, call: Callable[[], _Result]) -> _Result:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import transformers
 
 from agentenv.errors import AgentEnvError, UsageError
+from agentenv_trainers.processes import disconnect
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
@@ -37,6 +38,8 @@ def run_recipe(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    finally:
+        disconnect()
 
 
 def _say(error: Exception) -> None:
