@@ -7,6 +7,7 @@
     report.html         the same for a person
     checkpoints/        what --resume starts from
     model/              the trained policy, as transformers loads it
+    critic/             the pretrained critic, where values were pretrained; `critic_model` reads it
     adapter/            its adapters alone, where such were trained
 
 Invariants:
