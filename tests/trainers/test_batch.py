@@ -137,6 +137,20 @@ def test_a_trajectory_that_breaks_its_invariants_is_refused() -> None:
         build(replace(EPISODE, policy_versions=[1]))
 
 
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_refused_by_episode_unless_the_episode_failed(reward: float) -> None:
+    with pytest.raises(ValueError, match=f"'a': reward is {reward}, must be finite"):
+        build(SHORT, replace(EPISODE, reward=reward))
+    failed = replace(EPISODE, reward=reward, info={"failure": {"reason": "step_timeout"}})
+    assert build(SHORT, failed).rewards.tolist() == [0.0]
+
+
+def test_a_mask_of_zeros_and_ones_is_a_mask() -> None:
+    numbers = replace(EPISODE, action_mask=[1, 1, 0, 1, 0])  # type: ignore[list-item]
+    assert torch.equal(build(numbers, SHORT).action_mask, build(EPISODE, SHORT).action_mask)
+    assert build(numbers).action_mask.dtype is torch.bool
+
+
 def test_a_log_prob_that_is_not_finite_is_left_to_the_objective() -> None:
     batch = build(replace(SHORT, rollout_logprobs=[math.nan]))
     assert batch.rollout_logprobs.isnan().all()

@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -161,7 +162,8 @@ def collate(
         device: where the tensors live.
 
     Raises:
-        ValueError: lists of a trajectory differ in length, its prompt is empty, or none was given.
+        ValueError: lists of a trajectory differ in length, its prompt is empty, the reward of one that is trained is
+            not finite, or none was given.
     """
     if not trajectories:
         raise ValueError("no trajectories to build a batch from")
@@ -172,6 +174,10 @@ def collate(
         _check_lengths(trajectory)
         reason = reason_to_drop(trajectory, truncation)
         if reason is None:
+            if not math.isfinite(trajectory.reward):
+                raise ValueError(
+                    f"trajectory {trajectory.episode_id!r}: reward is {trajectory.reward}, must be finite"
+                )
             episodes.append(trajectory.split())
             sources.append(place)
         else:
@@ -182,7 +188,8 @@ def collate(
     width = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
     ids = [row.prompt_ids + row.completion_ids for row in rows]
     masks = [[False] * len(row.prompt_ids) + list(row.action_mask) for row in rows]
-    action_mask = torch.tensor([x + [False] * (width - len(x)) for x in masks], device=device)
+    padded_masks = [x + [False] * (width - len(x)) for x in masks]
+    action_mask = torch.tensor(padded_masks, dtype=torch.bool, device=device)
     value_mask = action_mask if skip_observations else _first_to_last(action_mask)
     counts = [len(segments) for segments in episodes]
 

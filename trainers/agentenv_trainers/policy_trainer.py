@@ -5,7 +5,8 @@ Invariants:
 * Importance weights and advantages are detached: the only gradient is that of the log-prob (of the clipped ratio,
   where the loss is TRL's).
 * Tokens that a mask or a clip leaves without gradient stay in the denominator, the trained tokens of the batch.
-* A log-prob that is not finite, of the engine or the trainer, trains nothing and is counted.
+* A log-prob that is not finite, of the engine or the trainer, trains nothing and is counted; so does a ratio too large
+  to take a gradient of.
 * Advantages that compare episodes are computed on all processes from all episodes, before these are dealt out.
 """
 
@@ -47,6 +48,11 @@ from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
 _BASELINE_FILE = "baseline.json"
 _TRL_LOSSES = {"ppo_clip", "decoupled_ppo", "tis"}
 """Objectives that are losses of TRL's; the others are detached weights on the log-prob."""
+_CLIPPED = {"ppo_clip", "decoupled_ppo"}
+"""Objectives whose gradient passes through the ratio itself."""
+_LARGEST_LOG_RATIO = 44.0
+"""The square of a larger ratio is infinite in float32, and a gradient through it soon NaN. Engines that report -9999 in
+place of minus infinity, as servers of JSON do, come far beyond."""
 
 
 class PolicyTrainer(TrajectoryTrainer):
@@ -101,7 +107,8 @@ class PolicyTrainer(TrajectoryTrainer):
         elif args.objective in _TRL_LOSSES:
             self.loss_type = args.loss_type
             self.epsilon_low, self.epsilon_high = args.clip_low, args.clip_high
-            self.max_completion_length = args.max_tokens_per_episode  # dr_grpo divides by it
+            # dr_grpo divides by it.
+            self.max_completion_length = args.rollout_config().max_tokens_per_episode
 
     # Advantages
 
@@ -173,13 +180,17 @@ class PolicyTrainer(TrajectoryTrainer):
             model, input_ids, attention_mask, mask, compute_aux_loss=self.aux_loss_enabled
         )
         rollout = inputs["sampling_per_token_logps"]
-        finite = torch.isfinite(logprobs.detach()) & torch.isfinite(rollout)
+        split = self.args.splits_ratio
+        behind = inputs.get("proximal_logprobs", logprobs.detach()) if split else rollout
+        finite = torch.isfinite(logprobs.detach()) & torch.isfinite(rollout) & torch.isfinite(behind)
+        if self.args.objective in _CLIPPED:
+            finite = finite & (logprobs.detach() - behind <= _LARGEST_LOG_RATIO)
         trained = mask & finite
         # 0 * inf is NaN: what does not count must be finite.
         logprobs = torch.where(trained, logprobs, 0.0)
         old, advantages = torch.where(trained, rollout, 0.0), inputs["advantages"]
-        if self.args.splits_ratio:
-            proximal = torch.where(trained, inputs.get("proximal_logprobs", logprobs.detach()), 0.0)
+        if split:
+            proximal = torch.where(trained, behind, 0.0)
             advantages = advantages * proximal_weights(proximal, old, cap=self.args.mismatch_cap)
             old = proximal
         reference = kl = None

@@ -339,6 +339,32 @@ def test_a_log_prob_that_is_not_finite_is_masked_and_counted(
         assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
+@pytest.mark.parametrize("settings", [{}, {"loss_type": "sapo"}, {"delta": 5.0}])
+@pytest.mark.parametrize("logprob", [-100.0, -9999.0, -1e30])
+def test_a_ratio_too_large_for_a_gradient_is_masked_and_counted(
+    make_grpo: Make, grouped: Callable[[int], list[Trajectory]], settings: dict[str, Any], logprob: float
+) -> None:
+    trajectories = grouped(0)
+    trajectories[0].rollout_logprobs[0] = logprob  # as engines say that have no minus infinity
+    trajectories[5].rollout_logprobs[0] = logprob
+    trainer = make_grpo(controller=ReplayController(lambda step: trajectories), max_steps=1, **settings)
+    trainer.train()
+    entry = next(e for e in trainer.state.log_history if "masked_nonfinite" in e)
+    assert entry["masked_nonfinite"] == pytest.approx(2 / sum(t.num_action_tokens for t in trajectories))
+    assert entry["policy_grad_norm"] > 0.0
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def test_dr_grpo_divides_by_the_context_of_episodes_which_need_not_be_given(make_grpo: Make) -> None:
+    norms = []
+    for settings in ({}, {"max_tokens_per_episode": 8192}, {"max_tokens_per_episode": 4096}):
+        trainer = make_grpo(loss_type="dr_grpo", max_steps=1, **settings)
+        trainer.train()
+        norms.append(trainer.state.log_history[0]["policy_grad_norm"])
+    assert norms[0] == norms[1] > 0.0
+    assert norms[2] == pytest.approx(2 * norms[0], rel=1e-4)
+
+
 def test_groups_share_of_zero_variance_is_logged(make_grpo: Make) -> None:
     trainer = make_grpo(max_steps=1)
     trainer.train()
