@@ -23,6 +23,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLConfig
 from agentenv.errors import UsageError
 from agentenv_trainers.batch import Truncation
 from agentenv_trainers.rollout_settings import RolloutSettings, setting
+from agentenv_trainers.value_types import misfit
 
 Objective = Literal["dis", "ppo_clip", "decoupled_ppo", "tis", "cispo", "topr"]
 Advantage = Literal["gae", "group", "running_mean", "running_mean_per_task"]
@@ -49,6 +50,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _DIS_BOUNDS = {"swe": {"clip_low": 0.8, "clip_high": 3.0}, "math": {"clip_low": 0.3, "clip_high": 5.0}}
 _TRL_LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "sapo")
+_MAY_BE_INFINITE = ("lambda_alpha", "max_grad_norm")
+"""A lambda of 1 whatever the length, and no clipping of gradients."""
 _BASELINE_WINDOWS = {"running_mean": 128, "running_mean_per_task": 8}
 
 _USED_OF_TRL = frozenset(
@@ -169,6 +172,7 @@ class TrainerSettings(RolloutSettings, TRLConfig):
     )
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._fill_from_preset()
         self._refuse_unused()
         self._check_choices()
@@ -229,8 +233,16 @@ class TrainerSettings(RolloutSettings, TRLConfig):
         bounds = _DIS_BOUNDS[preset] if self.objective == "dis" else {}
         return {**PRESETS[preset], **bounds}
 
+    def _check_types(self) -> None:
+        wrong = misfit(self, _MAY_BE_INFINITE)
+        if wrong is not None:
+            raise self._error(*wrong)
+        ids: Any = self.stop_token_ids
+        if ids is not None and not (isinstance(ids, list | tuple) and all(type(i) is int for i in ids)):
+            raise self._error("stop_token_ids", ids, "a list of token ids")
+
     def _fill_from_preset(self) -> None:
-        if self.preset is not None and self.preset not in PRESETS:
+        if self.preset is not None and self.preset not in list(PRESETS):
             raise self._error("preset", self.preset, f"one of {sorted(PRESETS)} or unset")
         values = self._preset_values(self.preset) if self.preset is not None else {}
         for name, value in values.items():
@@ -254,12 +266,13 @@ class TrainerSettings(RolloutSettings, TRLConfig):
             ("advantage", self.advantages_offered),
             ("truncation", get_args(Truncation)),
             ("loss_type", _TRL_LOSSES),
+            ("importance_sampling_level", ("token", "sequence")),
             ("scale_rewards", ("group", "batch", "none")),
         )
         for name, allowed in choices:
             value = getattr(self, name)
-            if name == "scale_rewards":
-                value = {True: "group", False: "none"}.get(value, value)
+            if name == "scale_rewards" and isinstance(value, bool):
+                value = "group" if value else "none"
             if value not in allowed:
                 raise self._error(name, value, f"one of {', '.join(allowed)}")
         if self.objective == "topr" and self.advantage == "gae":
@@ -345,6 +358,14 @@ class TrainerSettings(RolloutSettings, TRLConfig):
             ("baseline_window", self.baseline_window is None or self.baseline_window >= 1, "at least 1"),
             ("negative_advantage_scale", self.negative_advantage_scale > 0.0, "positive"),
             ("beta", self.beta >= 0.0, "not negative"),
+            ("delta", self.delta is None or self.delta > 0.0, "positive"),
+            ("sapo_temperature_pos", self.sapo_temperature_pos > 0.0, "positive"),
+            ("sapo_temperature_neg", self.sapo_temperature_neg > 0.0, "positive"),
+            ("learning_rate", self.learning_rate >= 0.0, "not negative"),
+            ("weight_decay", self.weight_decay >= 0.0, "not negative"),
+            ("adam_beta1", 0.0 <= self.adam_beta1 < 1.0, "in [0, 1)"),
+            ("adam_beta2", 0.0 <= self.adam_beta2 < 1.0, "in [0, 1)"),
+            ("adam_epsilon", self.adam_epsilon >= 0.0, "not negative"),
             ("policy_updates", steps >= 1, "at least 1"),
             ("max_steps", self.max_steps > 0, "positive"),
             (
@@ -357,6 +378,7 @@ class TrainerSettings(RolloutSettings, TRLConfig):
                 steps <= 1 or not saves or (self.save_steps >= 1 and self.save_steps % steps == 0),
                 f"a multiple of policy_updates ({steps})",
             ),
+            ("seed", 0 <= self.seed < 2**32, "in [0, 2**32)"),
             ("per_device_train_batch_size", self.per_device_train_batch_size >= 1, "at least 1"),
             ("gradient_accumulation_steps", self.gradient_accumulation_steps >= 1, "at least 1"),
         ]

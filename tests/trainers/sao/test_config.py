@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,46 @@ def test_a_setting_that_is_wrong_or_unused_is_refused_by_name(
     with pytest.raises(UsageError, match=name) as caught:
         make_config(**{name: value})
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("clip_high", math.inf, "a finite number"),
+        ("mismatch_cap", math.inf, "a finite number"),
+        ("negative_advantage_scale", math.inf, "a finite number"),
+        ("learning_rate", math.inf, "a finite number"),
+        ("critic_learning_rate", math.nan, "a finite number"),
+        ("gamma", math.nan, "a finite number"),
+        ("max_grad_norm", math.nan, "a finite number"),
+        ("clip_low", "0.3", "a finite number"),
+        ("beta", None, "a finite number"),
+        ("learning_rate", True, "a finite number"),
+        ("max_steps", "10", "a whole number"),
+        ("critic_updates", 1.5, "a whole number"),
+        ("gradient_accumulation_steps", 2.0, "a whole number"),
+        ("skip_observations", "false", "true or false"),
+        ("freeze_critic_attention", 0, "true or false"),
+        ("stop_token_ids", "12", "a list of token ids"),
+        ("stop_token_ids", 12, "a list of token ids"),
+        ("preset", ["swe"], "one of"),
+        ("learning_rate", -1e-6, "not negative"),
+        ("value_pretrain_learning_rate", -1e-6, "not negative"),
+        ("value_pretrain_episodes", 1, "0, or at least 2"),
+        ("adam_beta1", 1.0, r"in \[0, 1\)"),
+        ("seed", -1, "in"),
+    ],
+)
+def test_a_value_of_another_kind_or_that_is_not_finite_is_refused_by_name(
+    make_config: MakeConfig, name: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"SAOConfig\.{name} is .*, must be {allowed}"):
+        make_config(**{name: value})
+
+
+def test_infinity_is_allowed_where_it_has_a_meaning(make_config: MakeConfig) -> None:
+    config = make_config(lambda_alpha=math.inf, max_grad_norm=math.inf)
+    assert (config.lambda_alpha, config.max_grad_norm) == (math.inf, math.inf)
 
 
 def test_a_batch_of_one_is_refused(make_config: MakeConfig) -> None:

@@ -112,6 +112,15 @@ class SAOConfig(TrainerSettings):
             ("critic_learning_rate", self.critic_learning_rate >= 0.0, "not negative"),
             ("critic_warmup_steps", self.critic_warmup_steps >= 0, "not negative"),
             ("critic_only_steps", self.critic_only_steps >= 0, "not negative"),
-            ("value_pretrain_episodes", self.value_pretrain_episodes >= 0, "not negative"),
+            (
+                "value_pretrain_learning_rate",
+                self.value_pretrain_learning_rate is None or self.value_pretrain_learning_rate >= 0.0,
+                "not negative",
+            ),
+            (
+                "value_pretrain_episodes",
+                self.value_pretrain_episodes == 0 or self.value_pretrain_episodes >= 2,
+                "0, or at least 2: one of them measures",
+            ),
             ("value_pretrain_steps", self.value_pretrain_steps >= 1, "at least 1"),
         ]
