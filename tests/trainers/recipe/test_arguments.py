@@ -25,7 +25,7 @@ def read(*argv, **defaults):
         SAOConfig,
         [str(item) for item in argv],
         defaults=lambda given: {"max_steps": 7, "output_dir": "runs/x", **defaults},
-        description="An imaginary recipe.",
+        description="An imaginary recipe.\n\n    python it.py\n    python it.py --smoke",
     )
 
 
@@ -143,7 +143,7 @@ def test_help_shows_the_recipe_and_the_fields_of_the_config(capsys):
     assert end.value.code == 0
     text = capsys.readouterr().out
     for expected in (
-        "An imaginary recipe.",
+        "An imaginary recipe.\n\n    python it.py\n    python it.py --smoke\n",
         "of the bicycle shed",
         "--clip_low",
         "--learning_rate",

@@ -154,11 +154,21 @@ def parse_json_object(name: str, text: str | None) -> dict[str, Any]:
     return value
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Example commands keep their lines."""
+
+
 class _Parser(TrlParser):
     """TRL's parser, strict, and with the sources of values kept apart."""
 
     def __init__(self, types: Sequence[Any], *, description: str) -> None:
-        super().__init__(types, allow_abbrev=False, description=description)
+        super().__init__(
+            types,
+            allow_abbrev=False,
+            usage="%(prog)s [--OPTION VALUE ...]",
+            description=description,
+            formatter_class=_HelpFormatter,
+        )
         self.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
         self._by_name = {
             action.dest: action for action in self._actions if action.dest not in ("help", "config")
