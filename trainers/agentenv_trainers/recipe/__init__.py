@@ -5,9 +5,10 @@ A recipe is a short script over this: it names environment and default settings 
 
 from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse, parse_json_object
 from agentenv_trainers.recipe.command import run_recipe
-from agentenv_trainers.recipe.experiment import Experiment, Sandboxes
+from agentenv_trainers.recipe.experiment import Experiment
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.results import evaluation_result
+from agentenv_trainers.recipe.sandboxes import Sandboxes
 from agentenv_trainers.recipe.sources import (
     EnvFactory,
     Policy,

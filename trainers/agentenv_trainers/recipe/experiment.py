@@ -22,17 +22,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from transformers import PrinterCallback, Trainer
 
-from agentenv.errors import RolloutError
 from agentenv.report import Progress, RunDirectory, write_report
 from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import read_lines
@@ -48,9 +46,11 @@ from agentenv_trainers.processes import (
 from agentenv_trainers.recipe.arguments import Parsed
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.lora import has_adapters, save_merged
+from agentenv_trainers.recipe.playing import play
 from agentenv_trainers.recipe.recorder import StepRecorder
 from agentenv_trainers.recipe.results import evaluation_result, settings, versions
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
+from agentenv_trainers.recipe.sandboxes import Sandboxes, close_sandboxes
 from agentenv_trainers.recipe.sources import EnvFactory
 
 logger = logging.getLogger(__name__)
@@ -61,23 +61,6 @@ EVALUATION_SEED = 2**31
 """First task seed of the evaluations, in every run; the seeds that training draws lie below it."""
 PRETRAINING_SEED = 2**31 + 2**30
 """First task seed of the episodes that pretrain a critic."""
-
-
-class Sandboxes(Protocol):
-    """Where an environment's commands run; an SWE ``SandboxBackend`` is one."""
-
-    @property
-    def kind(self) -> str:
-        """What isolates them."""
-        ...
-
-    def left(self) -> int:
-        """How many still exist."""
-        ...
-
-    def close(self) -> None:
-        """Remove all of them."""
-        ...
 
 
 class Experiment:
@@ -307,7 +290,7 @@ class Experiment:
             self._controller.stop()
         except Exception:
             logger.exception("the rollouts did not stop cleanly")
-        left = self._close_sandboxes()
+        left = close_sandboxes(self._sandboxes)
         summary = {
             "status": status,
             "before": self._run.record.get("before"),
@@ -350,7 +333,7 @@ class Experiment:
             self._run = self._open_directory()
         except BaseException:
             self._controller.stop()
-            self._close_sandboxes()
+            close_sandboxes(self._sandboxes)
             raise
         return self._run.path, self._checkpoint, "critic" in self._run.record
 
@@ -379,52 +362,19 @@ class Experiment:
         return run
 
     def _play(self, stage: str, env: EnvFactory, first_seed: int, number: int) -> list[Trajectory]:
-        self._progress.stage(stage, unit="episode", total=number)
-        done: list[Trajectory] = []
-        began = time.monotonic()
-
-        def show(trajectory: Trajectory) -> None:
-            done.append(trajectory)
-            valid = [item for item in done if not item.failed]
-            self._progress.update(
-                len(done),
-                {
-                    "success": f"{sum(item.success for item in valid) / max(1, len(valid)):.2f}",
-                    "episodes/s": f"{len(done) / max(1e-9, time.monotonic() - began):.1f}",
-                },
-            )
-
-        seeds: Sequence[int] = range(first_seed, first_seed + number)
         with self._interruption.at_once():
-            trajectories = self._controller.evaluate(env, seeds, on_result=show)
-        failed = [item for item in trajectories if item.failed]
-        if len(failed) == number or len(failed) > self._config.max_failure_rate * number:
-            # Kept, such a result would pass for that of the policy, and a resumed run would not play it again.
-            (reason, times), *_ = Counter(item.end_reason for item in failed).most_common(1)
-            example = next(item.info["error"] for item in failed if item.end_reason == reason)
-            raise RolloutError(
-                f"{stage}: {len(failed)} of {number} episodes failed (allowed share "
-                f"{self._config.max_failure_rate:g}); {times} of them with {reason}, for example: {example}"
+            return play(
+                self._controller,
+                env,
+                range(first_seed, first_seed + number),
+                self._progress,
+                stage=stage,
+                max_failure_rate=self._config.max_failure_rate,
             )
-        return trajectories
 
     def _save_checkpoint(self, trainer: Trainer) -> None:
         if self._step > 0 and trainer.model is not None:
             trainer._save_checkpoint(trainer.model, trial=None)
-
-    def _close_sandboxes(self) -> int | None:
-        """How many are left; None where they cannot be counted any more."""
-        if self._sandboxes is None:
-            return 0
-        try:
-            self._sandboxes.close()
-        except Exception:
-            logger.exception("the sandboxes did not close cleanly")
-        try:
-            return self._sandboxes.left()
-        except Exception:
-            logger.exception("the sandboxes that are left cannot be counted")
-            return None
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began

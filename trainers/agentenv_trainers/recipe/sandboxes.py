@@ -1,0 +1,44 @@
+"""Sandboxes as a recipe sees them: closed and counted at the end of a run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+
+class Sandboxes(Protocol):
+    """Where an environment's commands run; an SWE ``SandboxBackend`` is one."""
+
+    @property
+    def kind(self) -> str:
+        """What isolates them."""
+        ...
+
+    def left(self) -> int:
+        """How many still exist."""
+        ...
+
+    def close(self) -> None:
+        """Remove all of them."""
+        ...
+
+
+def close_sandboxes(sandboxes: Sandboxes | None) -> int | None:
+    """Remove all of them; never raises.
+
+    Returns:
+        How many are left, 0 where the environment has none; None where they cannot be counted any more.
+    """
+    if sandboxes is None:
+        return 0
+    try:
+        sandboxes.close()
+    except Exception:
+        logger.exception("the sandboxes did not close cleanly")
+    try:
+        return sandboxes.left()
+    except Exception:
+        logger.exception("the sandboxes that are left cannot be counted")
+        return None
