@@ -78,11 +78,15 @@ class RunDirectory:
             record: JSON-able start of run.json (arguments, versions).
 
         Raises:
-            UsageError: the directory is in use.
+            UsageError: the directory is in use, or cannot be made or written to.
         """
         path = cls.check(path)
-        path.mkdir(parents=True, exist_ok=True)
-        run = cls(path, _lock(path))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+        except OSError as error:
+            raise UsageError(f"output directory {path}: cannot be written to ({error.strerror})") from None
+        run = cls(path, lock)
         run.record = {"format": FORMAT, **record}
         run.save_record()
         return run

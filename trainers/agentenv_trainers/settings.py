@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from trl.trainer.base_config import _BaseConfig
 from trl.trainer.grpo_config import GRPOConfig as TRLConfig
 
@@ -197,6 +198,7 @@ class TrainerSettings(RolloutSettings, TRLConfig):
             given: int = cast(Any, self).ddp_timeout
             self.ddp_timeout = max(given, math.ceil(self.batch_timeout_s) + _DDP_PATIENCE_S)
         super().__post_init__()
+        self._check_report_to()
         self.rollout_config()
 
     @property
@@ -240,6 +242,12 @@ class TrainerSettings(RolloutSettings, TRLConfig):
         ids: Any = self.stop_token_ids
         if ids is not None and not (isinstance(ids, list | tuple) and all(type(i) is int for i in ids)):
             raise self._error("stop_token_ids", ids, "a list of token ids")
+
+    def _check_report_to(self) -> None:
+        try:
+            get_reporting_integration_callbacks(self.report_to)
+        except ValueError as error:
+            raise UsageError(f"{type(self).__name__}.report_to: {error}") from None
 
     def _fill_from_preset(self) -> None:
         if self.preset is not None and self.preset not in list(PRESETS):

@@ -63,6 +63,12 @@ def test_a_file_in_the_way_is_named(tmp_path):
         RunDirectory.create(tmp_path / "out", {})
 
 
+def test_a_directory_that_cannot_be_made_is_named_with_the_reason(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file/out: cannot be written to \(Not a directory\)"):
+        RunDirectory.create(tmp_path / "file" / "out", {})
+
+
 def test_there_is_nothing_to_resume_in_a_foreign_directory(tmp_path):
     with pytest.raises(UsageError, match="no run to resume"):
         RunDirectory.resume(tmp_path)

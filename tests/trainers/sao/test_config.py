@@ -94,6 +94,7 @@ def test_a_value_that_is_given_wins_over_the_preset_even_if_it_is_the_default(
         ("auto_find_batch_size", True),
         ("eval_strategy", "steps"),
         ("fp16", True),
+        ("report_to", "paper"),
     ],
 )
 def test_a_setting_that_is_wrong_or_unused_is_refused_by_name(
