@@ -6,6 +6,7 @@ Invariants:
   called ``checkpoint-N`` is therefore never half written, whenever the process died.
 * The last file written into it is ``COMPLETE``: a folder that was copied in part is told apart too.
 * Staging folders of dead runs are removed at the next save.
+* What is loaded into something it does not fit is the user's mistake, and said to be one.
 """
 
 from __future__ import annotations
@@ -71,6 +72,25 @@ def require_complete(folder: str | os.PathLike[str]) -> Path:
             f"checkpoint {str(path)!r} is not complete (no file {COMPLETE}): it cannot be continued from"
         )
     return path
+
+
+@contextmanager
+def fitting(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Around the loading of a checkpoint.
+
+    Raises:
+        UsageError: what is in the checkpoint does not fit what it is loaded into.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
+            raise  # such as a device without memory
+        raise UsageError(
+            f"checkpoint {str(folder)!r} does not fit the model or the settings of this run: {error}"
+        ) from error
 
 
 def last_complete(run_dir: str | os.PathLike[str]) -> Path | None:

@@ -34,11 +34,12 @@ from agentenv.errors import RolloutError, UsageError
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.batch_numbers import batch_numbers
-from agentenv_trainers.checkpoint import last_complete, require_complete, staged_checkpoint
+from agentenv_trainers.checkpoint import fitting, last_complete, require_complete, staged_checkpoint
 from agentenv_trainers.controller import TrajectorySource
 from agentenv_trainers.feeding import pass_counter, select_rows, unused_reward
 from agentenv_trainers.policy_weights import policy_weights
 from agentenv_trainers.processes import from_main
+from agentenv_trainers.schedules import keep_rates
 from agentenv_trainers.settings import TrainerSettings
 
 _CONTROLLER_FILE = "controller.json"
@@ -250,7 +251,8 @@ class TrajectoryTrainer(GRPOTrainer):
                 ``output_dir``.
 
         Raises:
-            UsageError: there is no such checkpoint, or it is not complete.
+            UsageError: there is no such checkpoint, it is not complete, or it is of another model or of other settings
+                of what is trained.
         """
         if resume_from_checkpoint is True:
             found = last_complete(self.args.output_dir)
@@ -314,9 +316,18 @@ class TrajectoryTrainer(GRPOTrainer):
 
         self._ask(write)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with fitting(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
+        if checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        rates = getattr(self.lr_scheduler, "base_lrs", ())
+        with fitting(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            keep_rates(self.lr_scheduler, rates)
             self._load_extra(Path(checkpoint))
 
     def _load_extra(self, folder: Path) -> None:

@@ -65,6 +65,48 @@ def test_a_continued_run_has_the_same_losses_as_one_that_never_stopped(
     assert resumed._controller.synced_versions == [2, 3, 4]
 
 
+def test_a_continued_run_has_the_learning_rates_that_it_is_given(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    make_trainer(output_dir=str(tmp_path / "a"), **SETTINGS).train()
+    given = {"learning_rate": 4e-3, "critic_learning_rate": 6e-3}
+    resumed = make_trainer(output_dir=str(tmp_path / "b"), **{**SETTINGS, "max_steps": 6}, **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    # Linear from 4e-3 at step 0 to 0 at step 6; the critic's warm-up of three batches is over at the third.
+    logged = {line["step"]: line["learning_rate"] for line in resumed.state.log_history if "loss" in line}
+    assert [logged[step] for step in (3, 4, 5)] == pytest.approx([4e-3 * left / 6 for left in (4, 3, 2)])
+    assert resumed.critic_learner._schedule.get_last_lr() == [6e-3]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ({}, {"freeze_critic_attention": False}, "parameter group"),
+        ({}, {"hidden_size": 64}, "size mismatch"),
+        ({}, {"num_hidden_layers": 3}, "parameter group"),
+        ({"advantage": "running_mean"}, {"advantage": "running_mean_per_task"}, "per_task"),
+        ({"advantage": "running_mean"}, {"advantage": "gae"}, "has no critic.pt"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
+    make_trainer: MakeTrainer,
+    make_policy: Callable[..., Any],
+    tmp_path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    says: str,
+) -> None:
+    make_trainer(output_dir=str(tmp_path / "a"), **SETTINGS, **before).train()
+    model = {name: after[name] for name in ("hidden_size", "num_hidden_layers") if name in after}
+    settings = {name: value for name, value in after.items() if name not in model}
+    resumed = make_trainer(
+        output_dir=str(tmp_path / "b"), policy=make_policy(**model), **{**SETTINGS, **before, **settings}
+    )
+    with pytest.raises(UsageError, match=r"checkpoint-2'") as caught:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert says in str(caught.value)
+
+
 def test_without_the_critics_optimizer_the_continued_run_would_differ(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:

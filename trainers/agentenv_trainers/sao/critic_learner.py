@@ -38,6 +38,7 @@ from agentenv_trainers.critic import Critic, freeze_attention
 from agentenv_trainers.length_buckets import join_buckets, length_buckets
 from agentenv_trainers.policy_weights import policy_weights
 from agentenv_trainers.sao.config import SAOConfig
+from agentenv_trainers.schedules import keep_rates
 from agentenv_trainers.sharding import reshard, shard
 
 _FILE = "critic.pt"
@@ -203,7 +204,7 @@ class CriticLearner:
         state = self._sharded_state()
         state_dict_loader.load(state, checkpoint_id=str(path))  # writes into the tensors
         set_optimizer_state_dict(self.critic, self._optimizer, state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
+        self._continue_schedule(state["schedule"])
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and schedule, of a critic that is not sharded."""
@@ -223,7 +224,12 @@ class CriticLearner:
             )
         self.critic.load_state_dict(state["critic"], strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
+        self._continue_schedule(state["schedule"])
+
+    def _continue_schedule(self, state: dict[str, Any]) -> None:
+        rates = self._schedule.base_lrs
+        self._schedule.load_state_dict(state)
+        keep_rates(self._schedule, rates)
 
     def _saved_weights(self) -> dict[str, Tensor]:
         """What trains, and buffers; the rest is as it was before training."""
