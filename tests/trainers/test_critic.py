@@ -218,6 +218,14 @@ def test_a_folder_with_weights_missing_or_a_head_that_does_not_fit_is_refused(
         Critic.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("broken", ["model.safetensors", "value_head.safetensors"])
+def test_a_critic_whose_file_was_cut_off_is_named(policy: Any, tmp_path: Path, broken: str) -> None:
+    Critic.from_policy(policy).save_pretrained(tmp_path)
+    (tmp_path / broken).write_bytes((tmp_path / broken).read_bytes()[:6])
+    with pytest.raises(UsageError, match=f"{tmp_path}.* cannot be"):
+        Critic.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["no/such/folder", "empty"])
 def test_a_critic_that_is_not_there_is_named(tmp_path: Path, tokenizer: Any, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -112,7 +113,7 @@ class Critic(nn.Module):
             backbone, report = AutoModel.from_pretrained(folder, output_loading_info=True, **model_kwargs)
         except UsageError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise UsageError(f"critic {str(folder)!r} cannot be loaded: {error}") from error
         if report["missing_keys"]:
             raise UsageError(
@@ -191,7 +192,10 @@ class Critic(nn.Module):
             )
 
     def _load_head(self, path: str) -> None:
-        head = load_file(path)
+        try:
+            head = load_file(path)
+        except SafetensorError as error:
+            raise UsageError(f"value head {path!r} cannot be read: {error}") from error
         expected = {name: tuple(tensor.shape) for name, tensor in self.head.state_dict().items()}
         found = {name: tuple(tensor.shape) for name, tensor in head.items()}
         if found != expected:

@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def keep_rates(schedule: Any, rates: Sequence[float]) -> None:
+def keep_rates(schedule: Any, rates: Sequence[Any]) -> None:
     """Go on at the step that a checkpoint restored, but with these rates and the schedule's own course.
 
     Optimizer and schedule bring the checkpoint's rates along, and a rate that was given for the continued run would be

@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ from agentenv_trainers.policy_weights import policy_weights
 from agentenv_trainers.processes import from_main
 from agentenv_trainers.schedules import keep_rates
 from agentenv_trainers.settings import TrainerSettings
+
+logger = logging.getLogger(__name__)
 
 _CONTROLLER_FILE = "controller.json"
 _BATCHES_FILE = "batches.json"
@@ -102,6 +105,7 @@ class TrajectoryTrainer(GRPOTrainer):
         self.batches_taken = 0
         """Number of the next batch, and version of the weights that it will start with."""
         self._sync_s = 0.0
+        self._warned_of_long_rows = False
 
     # Data
 
@@ -125,6 +129,7 @@ class TrajectoryTrainer(GRPOTrainer):
         self.batches_taken += 1
         share = self._share(trajectories)
         self.batch = batch = self._collate([trajectories[place] for place in share])
+        self._warn_of_long_rows(int(batch.lengths.max()))
         self._record_batch(trajectories, waited)
         extra = self._score(batch, trajectories, share)
         columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
@@ -170,6 +175,20 @@ class TrajectoryTrainer(GRPOTrainer):
             pad_token_id=self._tokenizer.pad_token_id,
             truncation=self.args.truncation,
             device=self.accelerator.device,
+        )
+
+    def _warn_of_long_rows(self, longest: int) -> None:
+        """Say once that a row has more tokens than the policy has positions."""
+        config = self.model.config.get_text_config()
+        positions: int | None = getattr(config, "max_position_embeddings", None)
+        if positions is None or longest <= positions or self._warned_of_long_rows:
+            return
+        self._warned_of_long_rows = True
+        logger.warning(
+            "an episode of %d tokens is trained, but the model has %d positions: it was not made for more, and with "
+            "learned positions cannot compute them; limit max_tokens_per_episode",
+            longest,
+            positions,
         )
 
     def _pull(self) -> list[Trajectory]:

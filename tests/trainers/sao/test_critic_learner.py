@@ -255,6 +255,38 @@ def test_epochs_and_steps_of_pretraining(make_trainer: MakeTrainer, make_episode
         trainer.pretrain_critic(episodes[:1])
 
 
+@pytest.mark.parametrize("truncation", ["bootstrap", "drop"])
+def test_pretraining_needs_two_episodes_that_can_be_trained_on(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes, truncation: str
+) -> None:
+    trainer = make_trainer(truncation=truncation)
+    mute = [
+        replace(t, action_mask=[False] * len(t.action_mask), rollout_logprobs=[0.0] * len(t.action_mask))
+        for t in make_episodes(8)
+    ]
+    cut_off = make_episodes(8, truncated=True) if truncation == "drop" else []
+    with pytest.raises(UsageError, match="1 usable trajectories, at least 2"):
+        trainer.pretrain_critic([*mute, *cut_off, *make_episodes(1)])
+    assert not trainer.critic.head_is_trained
+    assert trainer.pretrain_critic([*mute, *cut_off, *make_episodes(2)], steps=1).trajectories == 1
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"epochs": 0.0}, {"epochs": math.nan}])
+def test_pretraining_of_no_length_is_refused(
+    make_trainer: MakeTrainer, make_episodes: MakeEpisodes, given: dict[str, Any]
+) -> None:
+    (name,) = given
+    with pytest.raises(UsageError, match=f"{name} is {given[name]}, must be"):
+        make_trainer().pretrain_critic(make_episodes(8), **given)
+
+
+def test_a_critic_and_the_name_of_another_are_refused(
+    make_trainer: MakeTrainer, make_policy: Callable[..., Any]
+) -> None:
+    with pytest.raises(UsageError, match="critic_model='runs/critic' names another"):
+        make_trainer(critic=Critic.from_policy(make_policy()), critic_model="runs/critic")
+
+
 def test_a_run_pretrains_by_itself_where_set_with_episodes_of_the_starting_policy(
     make_trainer: MakeTrainer,
 ) -> None:

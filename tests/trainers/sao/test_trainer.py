@@ -309,3 +309,14 @@ def test_a_short_batch_trains_even_with_fewer_rows_than_forward_passes(
     ours, theirs = gradients_of_step(trainer), gradients_of_step(reference)
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=2e-7)
+
+
+def test_rows_longer_than_the_models_positions_are_said_once(
+    make_trainer: MakeTrainer, make_policy: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(policy=make_policy(max_position_embeddings=8)).train()
+    (said,) = [record.message for record in caplog.records if "positions" in record.message]
+    assert "the model has 8 positions" in said
+    caplog.clear()
+    make_trainer().train()
+    assert not caplog.records

@@ -54,7 +54,7 @@ class SAOTrainer(PolicyTrainer):
 
     Raises:
         UsageError: see :class:`TrajectoryTrainer`; a critic whose tokenizer is not the policy's; a critic where
-            ``advantage`` uses none.
+            ``advantage`` uses none, or beside one that ``critic_model`` names.
         ValueError: the critic's attention is to be frozen but not recognised.
     """
 
@@ -78,6 +78,10 @@ class SAOTrainer(PolicyTrainer):
     ) -> None:
         if args.advantage != "gae" and (critic is not None or critic_peft_config is not None):
             raise UsageError(f"a critic was given, but advantage={args.advantage!r} uses none")
+        if critic is not None and args.critic_model is not None:
+            raise UsageError(
+                f"a critic was given, and critic_model={args.critic_model!r} names another: give one"
+            )
         super().__init__(
             model,
             args,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.batch import TrajectoryBatch
+from agentenv_trainers.batch import TrajectoryBatch, reason_to_drop
 from agentenv_trainers.objectives import estimate_advantages, explained_variance
 from agentenv_trainers.sao.config import SAOConfig
 from agentenv_trainers.sao.critic_learner import CriticLearner
@@ -69,11 +69,16 @@ def pretrain_values(
         on_progress: called after each update with (update, updates in all, loss).
 
     Raises:
-        UsageError: fewer than two trajectories, or both steps and epochs given.
+        UsageError: fewer than two trajectories that can be trained on, both steps and epochs given, or one of them
+            below its range.
     """
     if steps is not None and epochs is not None:
         raise UsageError("pretrain_critic: give steps or epochs, not both")
-    usable = [t for t in trajectories if not t.failed]
+    if steps is not None and steps < 1:
+        raise UsageError(f"pretrain_critic: steps is {steps}, must be at least 1")
+    if epochs is not None and not (epochs > 0.0 and math.isfinite(epochs)):
+        raise UsageError(f"pretrain_critic: epochs is {epochs}, must be positive and finite")
+    usable = [t for t in trajectories if reason_to_drop(t, args.truncation) is None]
     if len(usable) < 2:
         raise UsageError(f"pretrain_critic: {len(usable)} usable trajectories, at least 2 are needed")
     generator = torch.Generator().manual_seed(args.seed)
