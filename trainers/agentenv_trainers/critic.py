@@ -163,7 +163,7 @@ class Critic(nn.Module):
         """Put trainable adapters into the backbone; of its own weights none trains from then on.
 
         Args:
-            config: such as ``peft.LoraConfig``.
+            config: such as ``peft.LoraConfig``; not changed, so that the policy may have the same.
 
         Raises:
             UsageError: peft is not installed, or the backbone has adapters already.
@@ -175,7 +175,7 @@ class Critic(nn.Module):
             raise UsageError("adapters for the critic need peft: pip install peft") from None
         if adapter_layers(self.backbone):
             raise UsageError("the critic has adapters already")
-        inject_adapter_in_model(config, self.backbone)
+        inject_adapter_in_model(copy.deepcopy(config), self.backbone)
         _disable_dropout(self)
 
     def check_size(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -112,6 +112,5 @@ def _check_mergeable(module: nn.Module, layers: dict[str, nn.Module]) -> None:
     if any(type(embedding).__name__ != "TrainableTokensWrapper" for embedding in adapted):
         raise UsageError(
             "adapters on the embeddings of a model that ties them (tie_word_embeddings): merged, input and output "
-            "would differ and engines could not load them; leave embed_tokens and lm_head out of the adapter, or use "
-            "trainable_token_indices"
+            "would differ and engines could not load them; leave embed_tokens and lm_head out of the adapter"
         )

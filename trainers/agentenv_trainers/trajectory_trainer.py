@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import time
@@ -65,7 +66,8 @@ class TrajectoryTrainer(GRPOTrainer):
         peft_config: adapters to train instead of the model, as in TRL; engines get the merged weights.
 
     Raises:
-        UsageError: no controller on the main process, or DeepSpeed or FSDP 1, which are not supported.
+        UsageError: no controller on the main process; DeepSpeed, FSDP 1 or an adapter of the head, which are not
+            supported.
     """
 
     args: TrainerSettings
@@ -89,8 +91,13 @@ class TrajectoryTrainer(GRPOTrainer):
             processing_class=processing_class,
             callbacks=[_Lifecycle(self), *callbacks],
             optimizers=optimizers,
-            peft_config=peft_config,
+            peft_config=copy.deepcopy(peft_config),  # PEFT writes this model's layers into it
         )
+        if type(self.model.get_output_embeddings()).__name__ == "TrainableTokensWrapper":
+            raise UsageError(
+                "peft_config trains tokens (trainable_token_indices) of a model that ties its embeddings: TRL computes "
+                "log-probs from the head's own weight, without the adapter; leave them out"
+            )
         if self.is_deepspeed_enabled:
             raise UsageError(
                 "DeepSpeed is not supported (one engine cannot drive policy and critic): launch with FSDP2 or DDP"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentenv.errors import UsageError
 from agentenv_trainers import SAOTrainer
 
 MakeTrainer = Callable[..., SAOTrainer]
@@ -120,3 +121,23 @@ def test_the_kl_term_of_a_trained_adapter_compares_with_that_adapter_not_with_th
     first, second = (e["kl"] for e in trainer.state.log_history if "kl" in e)
     assert first == pytest.approx(0.0, abs=1e-6)
     assert second > 1e-5
+
+
+def test_policy_and_critic_may_have_one_adapter_config_which_stays_as_it_is(
+    make_trainer: MakeTrainer,
+) -> None:
+    config = lora()
+    trainer = make_trainer(peft_config=config, critic_peft_config=config)
+    trainer.train()
+    assert config.target_modules == "all-linear"
+    assert any("lora_A" in name for name, _ in trainer.model.named_parameters())
+    assert any("lora_A" in name for name, _ in trainer.critic.named_parameters())
+
+
+def test_single_tokens_of_tied_embeddings_cannot_be_trained(
+    make_trainer: MakeTrainer, make_policy: Callable[..., Any]
+) -> None:
+    config = lora(trainable_token_indices=[3, 4])
+    with pytest.raises(UsageError, match="trainable_token_indices"):
+        make_trainer(peft_config=config)
+    make_trainer(peft_config=config, policy=make_policy(tie_word_embeddings=False)).train()
