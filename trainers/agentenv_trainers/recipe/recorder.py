@@ -14,7 +14,8 @@ class StepRecorder(TrainerCallback):
     Args:
         on_step: called with the number of finished steps, before a checkpoint of that step is written.
         on_numbers: called with the step and its numbers, whenever the trainer logs.
-        is_requested: asked after every step; once it is true, training stops with a checkpoint.
+        is_requested: asked after every step; once it is true, training stops with a checkpoint, as soon as the batch has
+            had all of its updates: a part of them could not be continued, and the run would want one batch more.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class StepRecorder(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A step is finished."""
         self._on_step(state.global_step)
-        if self._is_requested():
+        if self._is_requested() and state.global_step % args.policy_updates == 0:
             control.should_save = True
             control.should_training_stop = True
 
