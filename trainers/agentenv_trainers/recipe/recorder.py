@@ -14,7 +14,7 @@ class StepRecorder(TrainerCallback):
     Args:
         on_step: called with the number of finished steps, before a checkpoint of that step is written.
         on_numbers: called with the step and its numbers, whenever the trainer logs.
-        is_requested: asked after every step; once it is true, training stops with a checkpoint, as soon as the batch has
+        is_requested: asked after every step; once it is true, training stops with a checkpoint as soon as the batch has
             had all of its updates: a part of them could not be continued, and the run would want one batch more.
     """
 
