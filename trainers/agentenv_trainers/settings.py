@@ -83,6 +83,7 @@ _INSTEAD = {
     "num_iterations": "use policy_updates",
     "steps_per_generation": "it is gradient_accumulation_steps",
     "generation_batch_size": "it is per_device_train_batch_size * gradient_accumulation_steps * processes",
+    "use_bias_correction_kl": "it is off, the KL term is not multiplied by the importance ratio",
     "vllm_importance_sampling_correction": "use mismatch_cap",
     "vllm_importance_sampling_mode": "use mismatch_cap",
     "vllm_importance_sampling_cap": "use mismatch_cap",
@@ -186,6 +187,8 @@ class TrainerSettings(RolloutSettings, TRLConfig):
             )
         # TRL insists on groups that fill its batch; groups are the rollouts' here, so any divisor will do.
         self.num_generations = next(n for n in range(2, per_step + 1) if per_step % n == 0)
+        # One KL term under all objectives: TRL would multiply it by the ratio, in its own losses alone.
+        self.use_bias_correction_kl = False
         checkpointing: bool | None = getattr(self, "activation_checkpointing", None)
         if checkpointing is None:
             # TRL's default goes by the old name, which transformers warns of.

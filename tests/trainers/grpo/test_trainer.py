@@ -355,6 +355,26 @@ def test_a_ratio_too_large_for_a_gradient_is_masked_and_counted(
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
+@pytest.mark.parametrize("objective", ["ppo_clip", "tis", "cispo", "topr"])
+def test_the_kl_term_is_the_same_under_every_objective(
+    make_grpo: Make, grouped: Callable[[int], list[Trajectory]], objective: str
+) -> None:
+    trajectories = [replace(t, reward=1.0) for t in grouped(0)]  # advantages of 0: the KL term is alone
+
+    def norm(objective: str) -> float:
+        trainer = make_grpo(
+            objective=objective, beta=0.5, max_steps=1, controller=ReplayController(lambda step: trajectories)
+        )
+        with torch.no_grad():
+            trainer.model.lm_head.weight[1] += 0.1
+        trainer.train()
+        entry = trainer.state.log_history[0]
+        assert entry["loss"] == pytest.approx(0.5 * entry["kl"], rel=1e-3)
+        return float(entry["policy_grad_norm"])
+
+    assert norm(objective) == pytest.approx(norm("dis"), rel=1e-4)
+
+
 def test_dr_grpo_divides_by_the_context_of_episodes_which_need_not_be_given(make_grpo: Make) -> None:
     norms = []
     for settings in ({}, {"max_tokens_per_episode": 8192}, {"max_tokens_per_episode": 4096}):
