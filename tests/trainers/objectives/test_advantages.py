@@ -63,6 +63,28 @@ def test_an_unknown_granularity_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rewards": torch.ones(3)}, r"rewards \(3,\) be \[E\]"),
+        ({"mask": torch.zeros(2, 3, dtype=torch.bool)}, "mask must be true on the first tokens"),
+        (
+            {"mask": torch.tensor([[True, False, True], [True, False, False]])},
+            "mask must be true on the first",
+        ),
+        ({"step_ids": torch.tensor([[0, 0, 2], [0, 0, 0]])}, "leave none out"),
+        ({"step_ids": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "leave none out"),
+        ({"step_ids": torch.tensor([[-1, 0, 1], [0, 0, 0]])}, "not be negative"),
+    ],
+)
+def test_what_would_lose_a_reward_or_belong_to_no_episode_is_refused(
+    changes: dict[str, torch.Tensor], says: str
+) -> None:
+    given = {"rewards": REWARDS, "values": VALUES, "mask": MASK, "step_ids": STEPS, **changes}
+    with pytest.raises(ValueError, match=says):
+        estimate_advantages(**given, gamma=1.0, gae_lambda=1.0, granularity="step_mean")  # type: ignore[arg-type]
+
+
 def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_prediction() -> None:
     targets = torch.tensor([0.0, 1.0, 0.0, 1.0])
     assert explained_variance(targets, targets) == pytest.approx(1.0)

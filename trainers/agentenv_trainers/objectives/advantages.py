@@ -56,14 +56,28 @@ def estimate_advantages(
         bootstrap_values: [E] value of the state after the end where an episode was cut off, else 0.
 
     Raises:
-        ValueError: unknown granularity, or shapes that do not fit.
+        ValueError: unknown granularity, shapes that do not fit, a row without a real token or with one behind padding,
+            or (of steps) numbers that leave one out.
     """
+    mask = mask.bool()
+    if (
+        not (values.shape == mask.shape == step_ids.shape and values.dim() == 2)
+        or rewards.shape != values.shape[:1]
+    ):
+        raise ValueError(
+            f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and step_ids {tuple(step_ids.shape)} must have one "
+            f"shape [E, L], and rewards {tuple(rewards.shape)} be [E]"
+        )
+    if not _is_prefix(mask):
+        raise ValueError("mask must be true on the first tokens of each row, at least one, and only on them")
     if granularity == "token":
         units, unit_mask = values, mask
     elif granularity in ("step_mean", "step_last"):
         units, unit_mask = _step_values(values, mask, step_ids, granularity)
     else:
         raise ValueError(f"granularity is {granularity!r}, must be one of 'token', 'step_mean', 'step_last'")
+    if not _is_prefix(unit_mask):
+        raise ValueError("step_ids must count the steps of each row from 0 and leave none out")
     counts = unit_mask.sum(dim=1)
     unit_rewards = torch.zeros_like(units).scatter(
         1, (counts - 1).unsqueeze(1), rewards.to(units.dtype).unsqueeze(1)
@@ -83,10 +97,17 @@ def estimate_advantages(
     return AdvantageEstimate(advantages, returns)
 
 
+def _is_prefix(mask: Tensor) -> bool:
+    """Whether each row begins with a true entry and has none after its first false one."""
+    return bool(mask[:, :1].all()) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+
+
 def _step_values(
     values: Tensor, mask: Tensor, step_ids: Tensor, granularity: ValueGranularity
 ) -> tuple[Tensor, Tensor]:
     """[E, S] value of each step and the mask of the steps that exist."""
+    if bool((mask & (step_ids < 0)).any()):
+        raise ValueError("step_ids must not be negative")
     steps = int(torch.where(mask, step_ids, 0).max()) + 1
     target = torch.where(mask, step_ids, steps)
     rows = values.size(0)
