@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -315,7 +316,7 @@ def show(folder: Path, runs: Mapping[str, Path], judge: Judge) -> None:
             ys = [value for phase in phases for value in smooth(phase, WINDOW)]
             series.append(Series(name, [line["step"] for line in logged], ys))
             said = [
-                f"{style} {sum(phase[-LAST_STEPS:]) / max(1, len(phase[-LAST_STEPS:])):.2f}"
+                f"{style} {mean(phase[-LAST_STEPS:]):.2f}" if phase else f"{style} not reached"
                 for style, phase in zip(judge.styles, phases, strict=True)
             ]
             progress.note(f"{name}: reward at the end of each phase: {', '.join(said)}")
@@ -353,7 +354,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts, advantage = prepare(first), first.config.advantage
     exit_code = train(first, parts)
     if exit_code == 0:
-        show(output_dir, {METHODS.get(advantage, advantage): output_dir}, parts.judge)
+        name = METHODS.get(advantage, advantage)
+        if advantage == "running_mean":
+            name = f"mean of the last {first.config.baseline_window} rewards"
+        show(output_dir, {name: output_dir}, parts.judge)
     return exit_code
 
 

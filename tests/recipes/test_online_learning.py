@@ -194,7 +194,7 @@ def test_alone_it_trains_by_both_methods_and_draws_them(run, tmp_path, capsys):
 
 
 def test_one_method_with_a_model_an_environment_and_styles_of_ones_own(run, own, tmp_path):
-    assert run(*own, "--advantage", "running_mean", "--output_dir", "out") == 0
+    assert run(*own, "--advantage", "running_mean", "--baseline_window", 7, "--output_dir", "out") == 0
     out = tmp_path / "out"
     assert not (out / "running_mean").exists()
     metrics = lines(out / "metrics.jsonl")
@@ -202,7 +202,9 @@ def test_one_method_with_a_model_an_environment_and_styles_of_ones_own(run, own,
     assert {"style_short", "style_long", "quality"} <= set(metrics[0])
     train = [line for line in lines(out / "trajectories.jsonl") if line["phase"] == "train"]
     assert {line["info"]["wanted"] for line in train} == {"short", "long"}
-    assert (out / "online_learning.svg").read_text().count('class="smooth') == 1
+    figure = (out / "online_learning.svg").read_text()
+    assert figure.count('class="smooth') == 1
+    assert "mean of the last 7 rewards" in figure
     assert (out / "model" / "config.json").exists()
 
 
@@ -258,3 +260,10 @@ def test_a_mistake_is_one_line_and_nothing_is_written(run, tmp_path, capsys, arg
     assert line.startswith("error: ")
     assert said in line
     assert [item.name for item in tmp_path.iterdir()] == ["lengths.py"]
+
+
+def test_a_phase_that_a_run_did_not_reach_has_no_reward(recipe, tmp_path, capsys):
+    lines = [json.dumps({"step": step, "reward": 0.5}) for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    recipe.show(tmp_path, {"SAO": tmp_path}, recipe.Judge(("plain", "polite"), 2))
+    assert "plain 0.50, polite not reached" in capsys.readouterr().err

@@ -65,8 +65,8 @@ def estimate_advantages(
         or rewards.shape != values.shape[:1]
     ):
         raise ValueError(
-            f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and step_ids {tuple(step_ids.shape)} must have one "
-            f"shape [E, L], and rewards {tuple(rewards.shape)} be [E]"
+            f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and step_ids {tuple(step_ids.shape)} must have "
+            f"one shape [E, L], and rewards {tuple(rewards.shape)} be [E]"
         )
     if not _is_prefix(mask):
         raise ValueError("mask must be true on the first tokens of each row, at least one, and only on them")
