@@ -193,7 +193,7 @@ def test_alone_it_trains_by_both_methods_and_draws_them(run, tmp_path, capsys):
     assert "SAO: reward at the end of each phase: plain 0." in said.err
 
 
-def test_one_method_with_a_model_an_environment_and_styles_of_ones_own(run, own, tmp_path):
+def test_one_method_with_a_model_an_environment_and_styles_of_ones_own(run, own, tmp_path, capsys):
     assert run(*own, "--advantage", "running_mean", "--baseline_window", 7, "--output_dir", "out") == 0
     out = tmp_path / "out"
     assert not (out / "running_mean").exists()
@@ -202,9 +202,8 @@ def test_one_method_with_a_model_an_environment_and_styles_of_ones_own(run, own,
     assert {"style_short", "style_long", "quality"} <= set(metrics[0])
     train = [line for line in lines(out / "trajectories.jsonl") if line["phase"] == "train"]
     assert {line["info"]["wanted"] for line in train} == {"short", "long"}
-    figure = (out / "online_learning.svg").read_text()
-    assert figure.count('class="smooth') == 1
-    assert "mean of the last 7 rewards" in figure
+    assert (out / "online_learning.svg").read_text().count('class="smooth') == 1
+    assert "mean of the last 7 rewards: reward at the end of each phase" in capsys.readouterr().err
     assert (out / "model" / "config.json").exists()
 
 
