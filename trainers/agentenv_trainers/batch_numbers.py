@@ -9,7 +9,9 @@ from agentenv_trainers.batch import Truncation, reason_to_drop
 
 
 def batch_numbers(trajectories: Sequence[Trajectory], truncation: Truncation, step: int) -> dict[str, float]:
-    """Means and extremes over the trajectories; docs/metrics.md says what each means.
+    """Means and extremes; docs/metrics.md says what each means.
+
+    Reward and success are over the trajectories that did not fail, 0 where all did.
 
     Args:
         trajectories: those of all processes, at least one.
@@ -19,9 +21,10 @@ def batch_numbers(trajectories: Sequence[Trajectory], truncation: Truncation, st
     count = len(trajectories)
     ages = [step - trajectory.start_version for trajectory in trajectories]
     tokens = [t.num_action_tokens for t in trajectories]
+    played = [t for t in trajectories if not t.failed]
     return {
-        "reward": sum(t.reward for t in trajectories) / count,
-        "success": sum(t.success for t in trajectories) / count,
+        "reward": sum(t.reward for t in played) / max(1, len(played)),
+        "success": sum(t.success for t in played) / max(1, len(played)),
         "staleness_mean": sum(ages) / count,
         "staleness_max": float(max(ages)),
         "response_tokens": sum(tokens) / count,
