@@ -277,6 +277,7 @@ class CriticLearner:
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
             weight_decay=0.0,
+            fused=True,
         )
         steps = args.critic_warmup_steps if warmup else 0
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
