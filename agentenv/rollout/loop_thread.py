@@ -110,7 +110,8 @@ class LoopThread:
     def stop(self) -> None:
         """Cancel what is left in the loop and end the thread; idempotent."""
         if self.is_running:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with contextlib.suppress(RuntimeError):  # the loop has closed, its thread is about to end
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_HEARTBEAT_S if self._blocked else self._unresponsive_s)
             if self._thread.is_alive():
                 logger.warning("thread %s is blocked and was left behind", self._thread.name)

@@ -63,3 +63,22 @@ def test_a_loop_that_ends_while_a_call_waits_is_noticed() -> None:
     with pytest.raises(RolloutError):
         thread.call(ending())
     assert time.monotonic() - started < 5.0
+
+
+def test_stop_takes_a_loop_that_has_closed_while_its_thread_still_lives() -> None:
+    closed, leave = threading.Event(), threading.Event()
+
+    class Lingering(LoopThread):
+        def _run(self) -> None:
+            super()._run()
+            closed.set()
+            leave.wait(30)
+
+    thread = Lingering("loop-under-test", unresponsive_s=0.2)
+    thread._loop.call_soon_threadsafe(thread._loop.stop)
+    assert closed.wait(5)
+    thread.stop()
+    assert thread.is_running
+    leave.set()
+    thread.stop()
+    assert not thread.is_running
