@@ -59,6 +59,9 @@ class SWETask:
         base_commit: commit that the image holds; empty for package rows.
         image: name of a published image; None for package rows.
         package: "name==version"; None for image rows.
+        source_archive: path of a source distribution that is taken instead of the package index's; None for that.
+        bug_patch: a unified diff that brings the bug into the release; the repository's one commit has it applied.
+            Empty where the release itself has what is to be repaired.
         install: requirements that the tests of a package row need.
         source_root: directory, relative to the repository, from which a package row's code is imported.
         workdir: where the repository lies in the sandbox.
@@ -77,6 +80,8 @@ class SWETask:
     base_commit: str = ""
     image: str | None = None
     package: str | None = None
+    source_archive: str | None = None
+    bug_patch: str = ""
     install: tuple[str, ...] = ()
     source_root: str = "."
     workdir: str = "/testbed"
@@ -197,6 +202,8 @@ def parse_task(row: object, *, source: str, where: str) -> SWETask:
             repo=fields.text("repo", default=package),
             base_commit=fields.text("base_commit", default="", empty=True),
             package=package,
+            source_archive=fields.neighbour("source_archive"),
+            bug_patch=fields.text("bug_patch", default="", empty=True),
             install=install,
             source_root=fields.path("source_root"),
             timeout_s=fields.seconds("timeout_s", _PACKAGE_TIMEOUT_S),
@@ -280,6 +287,15 @@ class _Fields:
         ):
             raise self.error(field, "must be a path inside the repository", value)
         return value.removeprefix("./").rstrip("/") or "."
+
+    def neighbour(self, field: str) -> str | None:
+        """Path of a file that the row names relative to the folder of the rows' file."""
+        if self.row.get(field) is None:
+            return None
+        path = Path(self.source).expanduser().parent / self.path(field)
+        if not path.is_file():
+            raise self.error(field, "must be a file beside the rows' own", self.row[field])
+        return str(path.absolute())
 
     def seconds(self, field: str, default: float) -> float:
         value = self.row.get(field)

@@ -132,6 +132,7 @@ def package_image_tag(task: SWETask, base_id: str) -> str:
             REPOSITORY_SCRIPT,
             _BUILD_SCRIPT,
             _DOCKERFILE,
+            *([] if task.source_archive is None else [_digest(task.source_archive)]),
         ]
     )
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
@@ -231,6 +232,13 @@ def _has_image(client: Any, tag: str) -> bool:
     except (DockerException, OSError) as error:
         raise SandboxError(f"the Docker engine can't tell whether it has the image {tag}: {error}") from error
     return True
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from None
 
 
 def _slug(text: str) -> str:

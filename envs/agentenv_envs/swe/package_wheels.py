@@ -19,6 +19,7 @@ import logging
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -118,7 +119,11 @@ def fetch_package(task: SWETask, target: TargetPython, folder: Path) -> FetchedP
     assert task.package is not None
     name = task.package.partition("==")[0]
     sources, own, wheels = folder / "sdist", folder / "own", folder / "wheels"
-    _pip(task, "download", "--no-deps", "--no-binary", name, "--dest", str(sources), task.package)
+    if task.source_archive is None:
+        _pip(task, "download", "--no-deps", "--no-binary", name, "--dest", str(sources), task.package)
+    else:
+        sources.mkdir(parents=True)
+        shutil.copy(task.source_archive, sources)
     sdist = _only_file(task, sources)
     _pip(task, "wheel", "--no-deps", "--wheel-dir", str(own), str(sdist))
     real_wheel = _only_file(task, own)

@@ -1,7 +1,8 @@
 """The repository that an agent works in, and what comes out of it: a patch.
 
 Invariants:
-- The repository has one commit when the agent gets it; later commits of the agent change nothing in the
+- The repository has one commit when the agent gets it, with a row's `bug_patch` applied: no object of it holds
+  the fix; later commits of the agent change nothing in the
   patch, which is taken against that first one.
 - A patch that is graded changes no file that decides what a test is or how tests run (`is_protected`): such
   files are as in the base commit, whatever the patch says.
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PATCH_BYTES = 2_000_000
 BASE_REF = "refs/agentenv/base"
+BUG_PATCH = ".git/agentenv-bug.patch"
 
 _CONFIG_FILES = frozenset(
     (
@@ -53,6 +55,12 @@ _STARTUP_MODULES = frozenset(("sitecustomize", "usercustomize"))
 _TEST_FOLDERS = frozenset(("test", "tests"))
 _GIT_TIMEOUT_S = 300.0
 
+# A release with a bug brought in: a new history, in which no file is left out and the fix never was.
+_BUG_IN = f"""\
+git apply --whitespace=nowarn {BUG_PATCH} && rm -rf .git && git init -q && git add -A -f &&
+export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z' &&
+git -c user.name=agentenv -c user.email=agentenv@localhost commit -q --no-verify -m 'Base' || exit 1
+"""
 # A published image's history may hold the fix, also where no branch leads to it; a package image has one commit.
 _ONE_COMMIT = f"""\
 if [ "$published" ] || [ "$(git rev-list --all --count 2>/dev/null)" != 1 ]; then
@@ -94,6 +102,13 @@ def open_workspace(
         layout += f"cp -a {shlex.quote(str(folder.repository))}/. . || exit 1\n"
     sandbox = backend.acquire(spec)
     try:
+        if task.bug_patch:
+            # `layout` may put a repository's folder where this one lies, so it comes first.
+            copied = sandbox.run(layout, timeout_s=_GIT_TIMEOUT_S)
+            if copied.exit_code != 0:
+                raise SandboxError(f"{task.instance_id}: no repository: {copied.output.strip()[-500:]}")
+            sandbox.write_files({BUG_PATCH: task.bug_patch.rstrip("\n") + "\n"})
+            layout = "published=\n" + _BUG_IN
         result = sandbox.run(layout + _ONE_COMMIT, timeout_s=_GIT_TIMEOUT_S)
         if result.exit_code != 0:
             raise SandboxError(
