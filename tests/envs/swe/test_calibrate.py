@@ -1,8 +1,13 @@
-"""Calibration: scores and reasons, the report, and the command; whole runs in Docker."""
+"""Calibration: scores and reasons, rows at a time, and the command; whole runs in Docker."""
 
 import argparse
 import json
-import stat
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +16,15 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import UsageError
+from agentenv.errors import SandboxError, UsageError
 from agentenv_envs.swe import calibrate as calibrate_module
-from agentenv_envs.swe.calibrate import Calibration, calibrate, write_report
+from agentenv_envs.swe.calibrate import Calibration, calibrate
 from agentenv_envs.swe.commands import add_commands
 from agentenv_envs.swe.data import SWETask, load_tasks
 from agentenv_envs.swe.grading import Grade
-from agentenv_envs.swe.sandbox import open_backend
+from agentenv_envs.swe.sandbox import SandboxSpec, open_backend
+from agentenv_envs.swe.sandbox.labels import OWNER
+from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 
 FIXTURE = Path(__file__).parent / "fixtures" / "package_rows.jsonl"
 BACKEND: Any = SimpleNamespace(kind="docker")
@@ -35,13 +42,13 @@ def task() -> SWETask:
 def grades(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Let grading give these verdicts in turn; returns a list that fills with the patches graded."""
 
-    def set_grades(*verdicts: Grade | Exception) -> list[str]:
+    def set_grades(*verdicts: Grade | BaseException) -> list[str]:
         waiting, graded = list(verdicts), []
 
         def grade(task: SWETask, patch: str, backend: object, *, progress: object) -> Grade:
             graded.append("gold" if patch else "no-op")
             verdict = waiting.pop(0)
-            if isinstance(verdict, Exception):
+            if isinstance(verdict, BaseException):
                 raise verdict
             return verdict
 
@@ -70,11 +77,21 @@ def test_a_row_calibrates_if_gold_earns_1_and_nothing_earns_0_each_time(
     ("verdicts", "gold", "noop", "reason"),
     [
         ([FAILED, FAILED], 0, 0, "the gold patch is failed: it fails"),
+        (
+            [RESOLVED, FAILED, FAILED, FAILED],
+            0,
+            0,
+            "not deterministic: after 1 times 1, the gold patch is failed: it fails",
+        ),
         ([RESOLVED, RESOLVED], 1, 1, "the tests pass without the fix"),
-        ([RESOLVED, FAILED, FAILED, FAILED], 0, 0, "the gold patch is failed: it fails"),
-        ([RESOLVED, FAILED, RESOLVED, RESOLVED], 1, 1, "the tests pass without the fix"),
-        ([INVALID], None, None, "the gold patch is invalid: no engine"),
-        ([RESOLVED, INVALID], 1, None, "the empty patch is invalid: no engine"),
+        (
+            [RESOLVED, FAILED, RESOLVED, RESOLVED],
+            1,
+            1,
+            "not deterministic: after 1 times 0, the tests pass without the fix",
+        ),
+        ([INVALID, INVALID], None, None, "the gold patch is invalid: no engine"),
+        ([RESOLVED, INVALID, RESOLVED, INVALID], 1, None, "the empty patch is invalid: no engine"),
         ([UsageError("bad source_root")], None, None, "bad source_root"),
     ],
 )
@@ -105,31 +122,98 @@ def test_every_row_is_calibrated_and_told(task: SWETask, grades: Callable[..., l
     assert steps[-1] == "other: no-op 1 of 1"
 
 
-def test_no_repeats_are_refused(task: SWETask) -> None:
-    with pytest.raises(UsageError, match="repeats=0: at least 1"):
-        run(task, repeats=0)
+@pytest.mark.parametrize(
+    ("name", "message"), [("repeats", "repeats=0: at least 1"), ("workers", "workers=0: at least 1")]
+)
+def test_less_than_one_repeat_or_worker_is_refused(task: SWETask, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        calibrate([task], BACKEND, **{name: 0})
 
 
-def test_a_report_replaces_the_file_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    path.write_text("old")
-    write_report(path, [Calibration("a", 1, 0, ""), Calibration("b", None, None, "no engine")])
-    assert json.loads(path.read_text()) == [
-        {"instance_id": "a", "gold": 1, "noop": 0, "reason": ""},
-        {"instance_id": "b", "gold": None, "noop": None, "reason": "no engine"},
-    ]
-    assert list(tmp_path.iterdir()) == [path]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+def test_a_row_whose_sandbox_failed_is_tried_once_more_after_all_others(
+    task: SWETask, grades: Callable[..., list[str]]
+) -> None:
+    grades(INVALID, RESOLVED, FAILED, RESOLVED, FAILED)
+    told: list[Calibration] = []
+    rows = [task, replace(task, instance_id="other")]
+    results = calibrate(rows, BACKEND, repeats=1, on_result=told.append)
+    assert [result.calibrates for result in results] == [True, True]
+    assert [result.instance_id for result in told] == ["other", task.instance_id]
 
 
-def test_a_report_that_can_not_be_written_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "report.json"
-    folder.mkdir()
-    with pytest.raises(UsageError, match="can't be written"):
-        write_report(folder, [])
-    assert list(tmp_path.iterdir()) == [folder]
-    with pytest.raises(UsageError, match="can't be written"):
-        write_report(tmp_path / "missing" / "report.json", [])
+def test_rows_are_worked_on_at_the_same_time_and_results_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch, task: SWETask
+) -> None:
+    together = threading.Barrier(3)  # breaks, and fails the test, where fewer than three come
+
+    def grade(task: SWETask, patch: str, backend: object, *, progress: object) -> Grade:
+        together.wait(10.0)
+        time.sleep(0.2 / int(task.instance_id))
+        return RESOLVED if patch else FAILED
+
+    monkeypatch.setattr(calibrate_module, "grade", grade)
+    threads: set[int] = set()
+    told: list[str] = []
+
+    def on_result(result: Calibration) -> None:
+        threads.add(threading.get_ident())
+        told.append(result.instance_id)
+
+    rows = [replace(task, instance_id=name) for name in "123"]
+    results = calibrate(rows, BACKEND, repeats=1, workers=3, on_result=on_result)
+    assert [result.instance_id for result in results] == ["1", "2", "3"]
+    assert sorted(told) == ["1", "2", "3"]
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_sandboxes_in_use_are_given_back_at_once_where_calibration_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, task: SWETask, error: type[BaseException]
+) -> None:
+    both_run = threading.Barrier(3)
+
+    def grade(task: SWETask, patch: str, backend: Any, *, progress: Callable[[str], None]) -> Grade:
+        if task.instance_id == "third":
+            both_run.wait(10.0)
+            raise error
+        sandbox = backend.acquire(SandboxSpec(workdir="/work"))
+        try:
+            both_run.wait(10.0)
+            sandbox.run("sleep 60", timeout_s=100.0)
+        finally:
+            backend.release(sandbox)
+        raise AssertionError("a sandbox that was taken away must not lead to a verdict")
+
+    monkeypatch.setattr(calibrate_module, "grade", grade)
+    backend = LocalBackend()
+    told: list[Calibration] = []
+    rows = [replace(task, instance_id=name) for name in ("first", "second", "third")]
+    began = time.monotonic()
+    with pytest.raises(error):
+        calibrate(rows, backend, workers=3, on_result=told.append)
+    assert time.monotonic() - began < 20.0
+    assert backend.left() == 0
+    assert told == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("calibration")]
+    backend.close()
+
+
+def test_no_sandbox_is_made_once_calibration_has_ended(
+    monkeypatch: pytest.MonkeyPatch, task: SWETask
+) -> None:
+    kept: list[Any] = []
+
+    def grade(task: SWETask, patch: str, backend: Any, *, progress: object) -> Grade:
+        kept.append(backend)
+        return RESOLVED if patch else FAILED
+
+    monkeypatch.setattr(calibrate_module, "grade", grade)
+    backend = LocalBackend()
+    calibrate([task], backend)
+    with pytest.raises(SandboxError, match="has ended"):
+        kept[0].acquire(SandboxSpec())
+    assert backend.left() == 0
+    backend.close()
 
 
 # The command.
@@ -163,7 +247,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     [
         ([RESOLVED, FAILED], 0, "1 of 1 rows calibrate\n"),
         ([FAILED, FAILED], 1, "0 of 1 rows calibrate\n"),
-        ([INVALID], 1, "0 of 1 rows calibrate\n"),
+        ([INVALID, INVALID], 1, "0 of 1 rows calibrate\n"),
     ],
 )
 def test_the_exit_code_tells_whether_all_rows_calibrate(
@@ -215,12 +299,102 @@ def test_the_back_end_is_closed_however_calibration_ends(
         ([str(FIXTURE), "--sandbox", "local-unisolated"], "--allow-unisolated does so all the same"),
         ([str(FIXTURE), "--json", "missing/report.json"], "is a folder, or lies in none that exists"),
         ([str(FIXTURE), "--json", "."], "is a folder"),
-        ([str(FIXTURE), "--repeats", "0"], "repeats=0"),
+        ([str(FIXTURE), "--repeats", "0"], "--repeats 0: at least 1"),
+        ([str(FIXTURE), "--workers", "0"], "--workers 0: at least 1"),
+        (
+            [str(FIXTURE), "--keep", "missing/keep.txt"],
+            "--keep missing/keep.txt: is a folder, or lies in none",
+        ),
+        ([str(FIXTURE), "--state", "."], "--state .: is a folder"),
+        (
+            [str(FIXTURE), "--json", "a.json", "--keep", "./a.json"],
+            "--keep a.json: is the file of --json, too",
+        ),
+        ([str(FIXTURE), "--json", str(FIXTURE)], "FILE .*: is the file of --json, too"),
     ],
 )
-def test_bad_input_is_a_usage_error(backends: list[str], arguments: list[str], message: str) -> None:
+def test_bad_input_is_a_usage_error_and_nothing_is_written(
+    backends: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = FIXTURE.read_bytes()
     with pytest.raises(UsageError, match=message):
         command(*arguments)
+    assert list(tmp_path.iterdir()) == []
+    assert FIXTURE.read_bytes() == rows
+    assert backends == []
+
+
+@pytest.fixture
+def three_rows(tmp_path: Path) -> Path:
+    row = json.loads(FIXTURE.read_text().splitlines()[0])
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row | {"instance_id": name}) + "\n" for name in "abc"))
+    return path
+
+
+def test_a_second_start_does_only_what_is_missing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    backends: list[str],
+    three_rows: Path,
+    grades: Callable[..., list[str]],
+) -> None:
+    options = [str(three_rows), "--json", str(tmp_path / "report.json"), "--repeats", "1", "--workers", "1"]
+    grades(RESOLVED, FAILED, FAILED, FAILED, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        command(*options)
+    state = tmp_path / "report.json.state.jsonl"
+    assert "interrupted: 2 of 3 rows are done; the same command goes on from" in capsys.readouterr().err
+    assert not (tmp_path / "report.json").exists()
+    assert len(state.read_text().splitlines()) == 2
+
+    with state.open("a") as file:
+        file.write('{"row": "torn')
+    graded = grades(RESOLVED, FAILED)
+    keep = tmp_path / "keep.txt"
+    assert command(*options, "--keep", str(keep)) == 1
+    assert graded == ["gold", "no-op"]
+    out, err = capsys.readouterr()
+    assert "2 of 3 rows are in" in err
+    assert "[2/3] c: gold 1 of 1" in err
+    assert "    2    67%  calibrates" in err
+    assert out == "2 of 3 rows calibrate\n"
+    assert [row["gold"] for row in json.loads((tmp_path / "report.json").read_text())] == [1, 0, 1]
+    assert keep.read_text() == "a\nc\n"
+
+    assert grades() == []
+    assert command(*options) == 1, "nothing is graded when all is done, and no engine is asked for"
+    assert backends == ["docker", "docker"]
+
+
+def test_a_row_that_could_not_be_judged_is_tried_again_by_the_next_start(
+    tmp_path: Path, backends: list[str], grades: Callable[..., list[str]]
+) -> None:
+    options = [str(FIXTURE), "--state", str(tmp_path / "state"), "--json", str(tmp_path / "report.json")]
+    grades(INVALID, INVALID)
+    assert command(*options) == 1
+    assert json.loads((tmp_path / "report.json").read_text())[0]["gold"] is None
+    grades(RESOLVED, FAILED, RESOLVED, FAILED)
+    assert command(*options) == 0
+    assert len(backends) == 2
+
+
+def test_a_signal_ends_the_command_once(
+    monkeypatch: pytest.MonkeyPatch, backends: list[str], tmp_path: Path
+) -> None:
+    def grade(task: SWETask, patch: str, backend: object, *, progress: object) -> Grade:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        return RESOLVED
+
+    monkeypatch.setattr(calibrate_module, "grade", grade)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        command(str(FIXTURE), "--json", str(tmp_path / "report.json"))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert backends == ["docker"]
 
 
 @pytest.mark.docker
@@ -233,6 +407,39 @@ def test_a_row_calibrates_in_docker_and_no_container_is_left(tmp_path: Path) -> 
     backend = open_backend("docker")
     assert backend.left() == 0
     backend.close()
+
+
+@pytest.mark.docker
+def test_a_killed_command_leaves_no_container_and_a_state_to_go_on_from(
+    tmp_path: Path, three_rows: Path
+) -> None:
+    report = tmp_path / "report.json"
+    options = [str(three_rows), "--json", str(report), "--repeats", "1", "--workers", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentenv.cli", "swe", "calibrate", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[1/3] b: gold 1 of 1"):  # its sandbox is being made, or is in use
+            break
+    time.sleep(1.0)
+    process.terminate()
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 143
+    assert "interrupted: 1 of 3 rows are done; the same command goes on from" in rest
+    assert not report.exists()
+    assert len((tmp_path / "report.json.state.jsonl").read_text().splitlines()) == 1
+    backend = open_backend("docker")
+    try:
+        api = backend.backend.client.api  # type: ignore[attr-defined]
+        owners = [item["Labels"].get(OWNER, "") for item in api.containers(all=True)]
+        assert not [owner for owner in owners if owner.startswith(f"{process.pid} ")]
+    finally:
+        backend.close()
 
 
 @pytest.mark.slow
