@@ -1,5 +1,8 @@
 """Grading a patch: the row's tests, run against it in a fresh sandbox.
 
+Rows whose data set brings a test command are graded by its log (`log_grading`), all others by the JUnit file of a run
+of pytest that is ours. The invariants below are of the second kind.
+
 Invariants:
 - Only a run that shows every FAIL_TO_PASS test passed and every PASS_TO_PASS test passed or skipped is
   `resolved`; a test that did not report is a test that failed.
@@ -21,9 +24,8 @@ import logging
 import posixpath
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from agentenv.errors import SandboxError
 
@@ -38,14 +40,10 @@ from .junit import (
     parse_junit,
     parse_record,
 )
-from .repository import (
-    apply_agent_patch,
-    open_workspace,
-    patched_paths,
-    scratch_folder,
-    workspace_patch,
-)
+from .log_grading import grade_by_log
+from .repository import open_workspace, scratch_folder, workspace_patch
 from .sandbox import Sandbox, SandboxBackend
+from .verdict import Grade, invalid, lay_out, verdict
 
 __all__ = ["Grade", "TestRun", "grade", "judge", "open_workspace", "workspace_patch"]
 
@@ -56,7 +54,6 @@ TESTS_FAILED = 1  # pytest's return code where all tests ran and some failed; th
 # not fail a test, even where the release asks pytest to turn warnings into errors.
 _PACKAGE_ARGUMENTS = ("-W", "ignore::DeprecationWarning", "-W", "ignore::PendingDeprecationWarning")
 _OUTPUT_HALF_BYTES = 6000
-_MAX_REASONS = 20
 
 # Each must fail: an assertion, an error, an exception that does not come, an equality that holds for
 # everything.
@@ -86,22 +83,6 @@ def test_@TAG@_equal():
     assert Same() == "anything"
 """
 _CANARY_TESTS = ("sum", "lookup", "refused", "equal")
-
-
-@dataclass(frozen=True)
-class Grade:
-    """The verdict on one patch.
-
-    Attributes:
-        resolved: whether the patch earns a reward of 1.
-        status: "resolved", "failed" (a reward of 0), or "invalid" (no reward: nobody's patch was judged).
-        evidence: what the verdict rests on, JSON-able: `reason` (the first, "" where resolved), `reasons`,
-            statuses of tests, return codes, head and tail of the output.
-    """
-
-    resolved: bool
-    status: Literal["resolved", "failed", "invalid"]
-    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,17 +124,20 @@ def grade(
     Raises:
         UsageError: the back-end can't hold real repositories, or the row can't be built as it is.
     """
-    if task.foreign_ids:
-        return _invalid(f"{len(task.foreign_ids)} test ids are not pytest's, such as {task.foreign_ids[0]!r}")
+    if task.foreign_ids and not task.log_parser:
+        return invalid(f"{len(task.foreign_ids)} test ids are not pytest's, such as {task.foreign_ids[0]!r}")
+    scratch, stash = scratch_folder(), f"{scratch_folder()}.tar"
     try:
-        sandbox = open_workspace(task, backend, progress=progress)
+        sandbox = open_workspace(task, backend, progress=progress, stash=stash)
         try:
-            return _grade_in(sandbox, task, patch)
+            if task.log_parser:
+                return grade_by_log(sandbox, task, patch, scratch, stash)
+            return _grade_in(sandbox, task, patch, scratch, stash)
         finally:
             backend.release(sandbox)
     except SandboxError as error:
         logger.warning("%s: not graded: %s", task.instance_id, error)
-        return _invalid(f"{type(error).__name__}: {error}")
+        return invalid(f"{type(error).__name__}: {error}")
 
 
 def judge(task: SWETask, run: TestRun) -> list[str]:
@@ -193,28 +177,15 @@ def judge(task: SWETask, run: TestRun) -> list[str]:
     return reasons
 
 
-def _grade_in(sandbox: Sandbox, task: SWETask, patch: str) -> Grade:
-    scratch = scratch_folder()
-    sandbox.write_files({f"{scratch}/test.patch": task.test_patch.rstrip("\n") + "\n"})
+def _grade_in(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stash: str) -> Grade:
     # What can be wrong with row or image is found out before any of the agent's code is there.
     setup = f"{task.setup}\n" if task.setup else ""
     pytest = sandbox.run(f"{setup}cd / && python -c 'import pytest'", timeout_s=120.0)
     if pytest.exit_code != 0:
-        return _invalid(f"the image has no pytest: {pytest.output.strip()[-500:]}")
-    apply_tests = f"git apply --whitespace=nowarn {scratch}/test.patch"
-    check = sandbox.run(f"{apply_tests} --check", timeout_s=60.0)
-    if check.exit_code != 0:
-        return _invalid(f"test_patch does not apply to the repository: {check.output.strip()[-500:]}")
-    patched = patched_paths(sandbox, f"{scratch}/test.patch")
-    problem, restored = apply_agent_patch(sandbox, patch, [*task.test_files, *patched])
-    evidence: dict[str, Any] = {"restored": restored}
-    if problem is not None:
-        return _verdict([problem], evidence)
-    applied = sandbox.run(apply_tests, timeout_s=60.0)
-    if applied.exit_code != 0:
-        return _verdict(
-            [f"with the patch, test_patch does not apply: {applied.output.strip()[-500:]}"], evidence
-        )
+        return invalid(f"the image has no pytest: {pytest.output.strip()[-500:]}")
+    grade, evidence = lay_out(sandbox, task, patch, scratch, stash)
+    if grade is not None:
+        return grade
     run, output, duration_s = _run_tests(sandbox, task, scratch)
     evidence |= {"exit_code": run.exit_code, "timed_out": run.timed_out, "duration_s": round(duration_s, 2)}
     evidence["output"] = output
@@ -229,7 +200,7 @@ def _grade_in(sandbox: Sandbox, task: SWETask, patch: str) -> Grade:
             if (status := statuses.get(junit_key(i), "missing")) != "passed"
         },
     }
-    return _verdict(judge(task, run), evidence)
+    return verdict(judge(task, run), evidence)
 
 
 def _run_tests(sandbox: Sandbox, task: SWETask, scratch: str) -> tuple[TestRun, str, float]:
@@ -278,16 +249,3 @@ def _run_tests(sandbox: Sandbox, task: SWETask, scratch: str) -> tuple[TestRun, 
 
 def _is_file(sandbox: Sandbox, path: str) -> bool:
     return sandbox.run(f"test -f {path} && test ! -L {path}", timeout_s=30.0).exit_code == 0
-
-
-def _verdict(reasons: list[str], evidence: dict[str, Any]) -> Grade:
-    if not reasons:
-        return Grade(True, "resolved", {"reason": "", "reasons": [], **evidence})
-    shown = reasons[:_MAX_REASONS]
-    if len(reasons) > len(shown):
-        shown.append(f"and {len(reasons) - len(shown)} more")
-    return Grade(False, "failed", {"reason": shown[0], "reasons": shown, **evidence})
-
-
-def _invalid(reason: str) -> Grade:
-    return Grade(False, "invalid", {"reason": reason, "reasons": [reason]})

@@ -18,16 +18,17 @@ from pathlib import PurePosixPath
 
 from agentenv.errors import SandboxError
 
-from .data import SWETask
 from .package_folder import ensure_package_folder
 from .package_image import ensure_task_image
 from .sandbox import Sandbox, SandboxBackend, SandboxSpec
+from .task import SWETask
 
 __all__ = [
     "apply_agent_patch",
     "is_protected",
     "open_workspace",
     "patched_paths",
+    "restore_hidden",
     "scratch_folder",
     "workspace_patch",
 ]
@@ -56,6 +57,7 @@ _TEST_FOLDERS = frozenset(("test", "tests"))
 _GIT_TIMEOUT_S = 300.0
 
 # A release with a bug brought in: a new history, in which no file is left out and the fix never was.
+_APPLY_BUG = f"git apply --whitespace=nowarn {BUG_PATCH} || exit 1\n"
 _BUG_IN = f"""\
 git apply --whitespace=nowarn {BUG_PATCH} && rm -rf .git && git init -q && git add -A -f &&
 export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z' &&
@@ -70,10 +72,22 @@ fi
 printf '%s\\n' '__pycache__/' '*.py[cod]' '.pytest_cache/' '.hypothesis/' >>.git/info/exclude
 git update-ref {BASE_REF} HEAD
 """
+# What an agent must not see leaves the repository before it is committed; the archive leaves with the agent's shell.
+_HIDE = """\
+present=()
+for path in @PATHS@; do if [ -e "$path" ] || [ -L "$path" ]; then present+=("$path"); fi; done
+hidden="$(mktemp)" && tar -cPf "$hidden" --files-from /dev/null -- "${present[@]}" || exit 1
+trap 'rm -f "$hidden"' EXIT
+rm -rf -- "${present[@]}" || exit 1
+"""
 
 
 def open_workspace(
-    task: SWETask, backend: SandboxBackend, *, progress: Callable[[str], None] | None = None
+    task: SWETask,
+    backend: SandboxBackend,
+    *,
+    progress: Callable[[str], None] | None = None,
+    stash: str | None = None,
 ) -> Sandbox:
     """A fresh sandbox with the task's repository; the caller gives it back with `backend.release`.
 
@@ -81,6 +95,8 @@ def open_workspace(
         task: the row.
         backend: where the sandbox comes from.
         progress: called with one line per step where an image has to be built.
+        stash: for a grading run, a path in `.git` to which the task's hidden files go; None for an agent, whose
+            sandbox does not hold them at all.
 
     Raises:
         UsageError: the back-end can't hold real repositories.
@@ -108,8 +124,11 @@ def open_workspace(
             if copied.exit_code != 0:
                 raise SandboxError(f"{task.instance_id}: no repository: {copied.output.strip()[-500:]}")
             sandbox.write_files({BUG_PATCH: task.bug_patch.rstrip("\n") + "\n"})
-            layout = "published=\n" + _BUG_IN
-        result = sandbox.run(layout + _ONE_COMMIT, timeout_s=_GIT_TIMEOUT_S)
+            layout = "published=\n" + _BUG_IN if task.package is not None else f"published=1\n{_APPLY_BUG}"
+        if task.hidden:
+            layout += _HIDE.replace("@PATHS@", shlex.join(task.hidden))
+        keep = f'mv -f "$hidden" {stash} || exit 1\n' if task.hidden and stash else ""
+        result = sandbox.run(layout + _ONE_COMMIT + keep, timeout_s=_GIT_TIMEOUT_S)
         if result.exit_code != 0:
             raise SandboxError(
                 f"{task.instance_id}: the repository in {task.workdir} can't be prepared "
@@ -225,6 +244,27 @@ def apply_agent_patch(
     if result.exit_code != 0:
         return f"files of the tests can't be restored: {result.output.strip()[-500:]}", restored
     return None, restored
+
+
+def restore_hidden(sandbox: Sandbox, task: SWETask, stash: str) -> None:
+    """Bring the task's hidden files back, whatever lies in their places.
+
+    Args:
+        sandbox: from `open_workspace(..., stash=stash)`.
+        task: the row.
+        stash: the same.
+
+    Raises:
+        SandboxError: it failed.
+    """
+    if not task.hidden:
+        return
+    command = f"rm -rf -- {shlex.join(task.hidden)} && tar -xPf {stash}"
+    result = sandbox.run(command, timeout_s=_GIT_TIMEOUT_S)
+    if result.exit_code != 0:
+        raise SandboxError(
+            f"{sandbox.id}: hidden files can't be brought back: {result.output.strip()[-500:]}"
+        )
 
 
 def patched_paths(sandbox: Sandbox, patch_path: str) -> list[str]:

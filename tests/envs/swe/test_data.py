@@ -101,11 +101,18 @@ def test_files_of_ids_are_run_even_where_the_row_does_not_name_them(tmp_path: Pa
     assert task.test_files == ("test_issue_camelize.py", "b/test_b.py")
 
 
-def test_ids_that_are_not_pytests_are_kept_and_told(tmp_path: Path) -> None:
+def test_ids_that_are_not_pytests_are_kept_where_a_log_is_parsed(tmp_path: Path) -> None:
     row = image_row(FAIL_TO_PASS=["test_x (tests.X)", "a.py::test_y"])
     (task,) = load_tasks(write_lines(tmp_path / "rows.jsonl", row))
+    assert task.log_parser == "pytest_v2"
     assert task.foreign_ids == ("test_x (tests.X)",)
-    assert task.test_files == ("a.py",)
+    assert task.test_files == ("tests/test_x.py", "a.py")
+
+
+def test_ids_that_are_not_pytests_are_refused_where_nothing_else_could_run_them(tmp_path: Path) -> None:
+    row = image_row(repo="some/repository", FAIL_TO_PASS=["test_x (tests.X)", "a.py::test_y"])
+    with pytest.raises(UsageError, match=r"no test command is known .* such as 'test_x \(tests.X\)'"):
+        load_tasks(write_lines(tmp_path / "rows.jsonl", row))
 
 
 @pytest.mark.parametrize(
