@@ -167,7 +167,8 @@ def _run(
             )
     except (KeyboardInterrupt, SystemExit):
         how = f"; the same command goes on from {state_path}" if state is not None else ""
-        sys.stderr.write(f"interrupted: {len(found)} of {len(tasks)} rows are done{how}\n")
+        done = sum(result.judged for result in found.values())
+        sys.stderr.write(f"interrupted: {done} of {len(tasks)} rows are done{how}\n")
         raise
     return [found[task.instance_id] for task in tasks]
 

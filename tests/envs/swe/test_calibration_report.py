@@ -88,7 +88,22 @@ def test_a_file_that_can_not_be_written_leaves_nothing(
         ),
         (
             Calibration("a", 1, None, "the empty patch is invalid: SandboxTimeoutError: no answer"),
-            "the sandbox failed, or the image can't be built",
+            "the sandbox failed",
+        ),
+        (
+            Calibration(
+                "a",
+                None,
+                None,
+                "the gold patch is invalid: SandboxError: a: pip download for x==1 failed with",
+            ),
+            "the package can't be fetched",
+        ),
+        (
+            Calibration(
+                "a", None, None, "the gold patch is invalid: SandboxError: building the image x:1 failed: y"
+            ),
+            "the image can't be built",
         ),
         (
             Calibration("a", None, None, "source_root 'src' holds no module"),
