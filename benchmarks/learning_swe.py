@@ -33,7 +33,7 @@ from agentenv.trajectory import Trajectory
 from agentenv_envs.swe import SWEEnv
 from agentenv_envs.swe.embedded.demonstrations import GUESS_AND_TEST, demonstrate, first_edit
 from agentenv_envs.swe.embedded.tasks import generate_task
-from agentenv_envs.swe.protocol import as_action
+from agentenv_envs.swe.protocols import as_action
 from agentenv_envs.swe.sandbox import open_backend
 from agentenv_trainers.recipe.experiment import EVALUATION_SEED
 

@@ -35,7 +35,7 @@ from warm_start import (
 from agentenv_envs.swe.embedded.demonstrations import MEDIOCRE, Skill, first_edit, next_edit, simulate
 from agentenv_envs.swe.embedded.families import FAMILIES, NAMES
 from agentenv_envs.swe.embedded.tasks import EMBEDDED_WORKDIR, TEST_COMMAND, EmbeddedTask, generate_task
-from agentenv_envs.swe.protocol import as_action, first_observation
+from agentenv_envs.swe.protocols import as_action, first_observation
 
 #: While it learns to read, wrong edits happen (so that there is something to retry) but are not imitated.
 READING = Skill(edit_right=0.5, test=0.6, retry=0.8)

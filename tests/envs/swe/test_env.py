@@ -18,7 +18,7 @@ from agentenv_envs.swe.embedded.demonstrations import (
     simulate,
 )
 from agentenv_envs.swe.embedded.tasks import EmbeddedTask, generate_task
-from agentenv_envs.swe.protocol import SUBMIT, as_action
+from agentenv_envs.swe.protocols import SUBMIT, as_action
 
 
 @pytest.fixture(scope="module", params=[pytest.param("docker", marks=pytest.mark.docker), "local-unisolated"])

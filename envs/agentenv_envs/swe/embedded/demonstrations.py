@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from agentenv_envs.swe.protocol import SUBMIT, as_action, format_observation
+from agentenv_envs.swe.protocols import SUBMIT, as_action, format_observation
 
 from .tasks import MODULE, TEST_COMMAND, TEST_SCRIPT, Edit, EmbeddedTask
 

@@ -12,7 +12,7 @@ from agentenv_envs.swe.embedded.demonstrations import (
     simulate,
 )
 from agentenv_envs.swe.embedded.tasks import Edit, generate_task
-from agentenv_envs.swe.protocol import SUBMIT, as_action
+from agentenv_envs.swe.protocols import SUBMIT, as_action
 
 
 def test_the_oracle_solves_every_single_bug() -> None:

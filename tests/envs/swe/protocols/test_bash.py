@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv_envs.swe.protocol import Malformed, as_action, format_observation, parse_action
+from agentenv_envs.swe.protocols import Malformed, as_action, format_observation, parse_action
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,20 @@
-"""What an agent of the SWE environment says and hears: one bash command a turn, and `submit`.
+"""The default protocol: one bash block a turn, and the command `submit`.
 
 Invariants:
 - an action that can't be understood is answered by an observation that says what is allowed; it is never an
-  exception.
+  exception;
+- the embedded policy was trained on these texts: they change only together with it.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
+
+from agentenv_envs.swe.sandbox import Sandbox
+
+from .base import Call, Limits, Malformed, run_command
+
+__all__ = ["INSTRUCTIONS", "SUBMIT", "BashProtocol", "as_action", "first_observation", "parse_action"]
 
 INSTRUCTIONS: Final = """\
 You repair a bug in the repository in {workdir}. Each turn, answer with one bash block:
@@ -22,13 +29,6 @@ Issue: """
 SUBMIT: Final = "submit"
 
 _BLOCK = re.compile(r"```(?:bash|sh)[ \t]*\n(.*?)\n?```", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Malformed:
-    """An action that holds no command, or more than one."""
-
-    reason: str
 
 
 def first_observation(issue: str, *, workdir: str, test_command: str | None) -> str:
@@ -58,13 +58,26 @@ def parse_action(action: str) -> str | Malformed:
     return command
 
 
-def format_observation(
-    output: str, exit_code: int, *, timed_out: bool = False, timeout_s: float = 0.0
-) -> str:
-    """The answer to a command: its output, and the exit code where it is not 0."""
-    parts = [output.rstrip("\n")] if output.strip() else []
-    if timed_out:
-        parts.append(f"[stopped after {timeout_s:g} s]")
-    elif exit_code != 0:
-        parts.append(f"[exit code {exit_code}]")
-    return "\n".join(parts) or "(no output)"
+class BashProtocol:
+    """See the module; see `AgentProtocol` for the methods."""
+
+    name = "bash"
+    tools: Sequence[dict[str, Any]] = ()
+
+    def first_observation(self, issue: str, *, workdir: str, test_command: str | None) -> str:
+        return first_observation(issue, workdir=workdir, test_command=test_command)
+
+    def parse(self, action: str) -> list[Call] | Malformed:
+        command = parse_action(action)
+        if isinstance(command, Malformed):
+            return command
+        return [Call("bash", {"command": command}, ends=command == SUBMIT)]
+
+    def run(self, call: Call, sandbox: Sandbox, limits: Limits) -> str:
+        return run_command(call.arguments["command"], sandbox, limits)
+
+    def observation(self, answers: Sequence[tuple[Call, str]]) -> str:
+        return "\n".join(answer for _, answer in answers)
+
+    def refusal(self, malformed: Malformed) -> str:
+        return f"Not understood: {malformed.reason}"
