@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,docker,dev
+EXTRAS ?= train,docker,service,dev
 ARGS ?=
 
 comma := ,

@@ -102,6 +102,9 @@ def ensure_task_image(task: SWETask, backend: SandboxBackend, *, progress: Progr
         raise UsageError(
             f"{task.instance_id}: a task on a real repository needs the docker sandbox, got {backend.kind!r}"
         )
+    remote = getattr(getattr(backend, "backend", backend), "task_image", None)
+    if remote is not None:  # a sandbox service makes the image beside its own engine
+        return str(remote(task))
     client = _client_of(backend)
     say = progress or logger.info
     if task.package is None:

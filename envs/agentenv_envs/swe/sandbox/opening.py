@@ -1,4 +1,4 @@
-"""One backend per process and kind, shared by all environments and closed with the last of them.
+"""One backend per process and kind (or service), shared by all environments and closed with the last of them.
 
 Invariants:
 - `open_backend` gives each caller a handle of its own; the backend behind it is closed when every handle is, or when
@@ -75,18 +75,27 @@ class SharedBackend:
         self._give_up()
 
 
-def open_backend(name: str = "auto") -> SharedBackend:
+def open_backend(name: str = "auto", *, url: str | None = None) -> SharedBackend:
     """A handle on the process's backend of this name; close it when done.
 
     Args:
         name: "docker"; "local-unisolated", which isolates nothing; or "auto": docker where an engine answers, else
             local-unisolated with a warning in the log.
+        url: of a sandbox service, or several with commas between them: sandboxes are leased there, with the token in
+            AGENTENV_SANDBOX_TOKEN or in the file AGENTENV_SANDBOX_TOKEN_FILE. See docs/sandbox-service.md.
 
     Raises:
-        UsageError: another name, or "docker" and no engine answers.
+        UsageError: another name, "docker" and no engine answers, or no service answers, or one of another kind.
     """
     if name not in BACKENDS:
         raise UsageError(f"sandbox={name!r}: one of {', '.join(BACKENDS)} is needed")
+    if url is not None:
+        with _lock:
+            handle = _handle(f"service {url}")
+        if name not in ("auto", handle.kind):
+            handle.close()
+            raise UsageError(f"sandbox={name!r}: the sandbox service {url} has {handle.kind!r}")
+        return handle
     with _lock:
         kind = name
         if name == "auto":
@@ -136,6 +145,10 @@ def _make(kind: str) -> SandboxBackend:
         from .docker_backend import DockerBackend
 
         return DockerBackend()
+    if kind.startswith("service "):
+        from .service.client import RemoteBackend, service_urls
+
+        return RemoteBackend(service_urls(kind.removeprefix("service ")))
     from .local_backend import LocalBackend
 
     return LocalBackend()

@@ -1,0 +1,392 @@
+"""Sandboxes that a service lends: `RemoteBackend`, a `SandboxBackend` over HTTP.
+
+Invariants:
+- A sandbox behaves as a local one: the same results, the same exceptions. What the network does to it is a
+  `SandboxError` of one episode.
+- Leases are renewed in the background while this process lives; what it does not give back ends with its time to live.
+- A new sandbox comes from the service with the least load; one that is down or full is passed over. A sandbox stays
+  where it was made.
+"""
+
+import atexit
+import hashlib
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import SandboxError, SandboxTimeoutError, UsageError
+from agentenv_envs.swe.data import SWETask
+from agentenv_envs.swe.sandbox.base import CommandResult, Sandbox, SandboxSpec, as_bytes
+
+from .endpoint import Endpoint, ServiceDownError
+from .wire import Refusal, files_to_json, result_from_json
+
+__all__ = ["RemoteBackend", "RemoteSandbox", "service_urls", "token_from_environment"]
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 20.0
+"""For how long a service may hold an answer back; shorter than what proxies allow."""
+TTL_S = 120.0
+COMMAND_GRACE_S = 90.0
+MAKING_TIMEOUT_S = 1800.0
+"""Making a sandbox, its image included."""
+WRITE_BYTES = 8 << 20
+"""Files that are written in one request, if there are several."""
+
+
+def service_urls(text: str) -> tuple[str, ...]:
+    """URLs from a list with commas.
+
+    Raises:
+        UsageError: it holds none.
+    """
+    urls = tuple(dict.fromkeys(part.strip().rstrip("/") for part in text.split(",") if part.strip()))
+    if not urls:
+        raise UsageError(f"sandbox_url={text!r}: at least one URL is needed")
+    return urls
+
+
+def token_from_environment() -> str:
+    """The token in AGENTENV_SANDBOX_TOKEN, or in the file that AGENTENV_SANDBOX_TOKEN_FILE names.
+
+    Raises:
+        UsageError: neither is set, or the file can't be read.
+    """
+    token = os.environ.get("AGENTENV_SANDBOX_TOKEN", "").strip()
+    path = os.environ.get("AGENTENV_SANDBOX_TOKEN_FILE", "")
+    if not token and path:
+        try:
+            words = Path(path).read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"AGENTENV_SANDBOX_TOKEN_FILE={path}: {error}") from None
+        token = words[-1] if words else ""
+    if not token:
+        raise UsageError(
+            "a sandbox service needs a token: set AGENTENV_SANDBOX_TOKEN, "
+            "or AGENTENV_SANDBOX_TOKEN_FILE to a file with it"
+        )
+    return token
+
+
+class RemoteSandbox:
+    """A sandbox of a service; see `Sandbox`."""
+
+    def __init__(
+        self,
+        lease_id: str,
+        kind: str,
+        spec: SandboxSpec,
+        endpoint: Endpoint,
+        on_close: Callable[["RemoteSandbox"], None],
+    ) -> None:
+        self.id = lease_id
+        self.kind = kind
+        self.spec = spec
+        self.endpoint = endpoint
+        self._on_close = on_close
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
+        if timeout_s <= 0 or half_bytes < 1:
+            raise ValueError(f"timeout_s={timeout_s!r}, half_bytes={half_bytes!r}: both must be positive")
+        started = time.monotonic()
+        path = f"commands/{next(self._numbers)}"
+        body = {"command": command, "timeout_s": timeout_s, "half_bytes": half_bytes, "wait_s": WAIT_S}
+        while True:
+            status, value = self._ask("PUT", path, body, wait_s=WAIT_S)
+            if status != 202:
+                result = result_from_json(value)
+                return replace(result, duration_s=time.monotonic() - started)
+            if time.monotonic() - started > timeout_s + COMMAND_GRACE_S:
+                raise SandboxTimeoutError(f"sandbox {self.id}: the command does not end")
+
+    def write_files(self, files: Mapping[str, str | bytes]) -> None:
+        for part in _parts(as_bytes(files)):
+            self._ask("PUT", "files", {"files": files_to_json(part)}, wait_s=_transfer_s(part))
+
+    def read_file(self, path: str, *, max_bytes: int = 1_000_000) -> bytes:
+        _, content = self._ask("POST", "read", {"path": path, "max_bytes": max_bytes})
+        return content if isinstance(content, bytes) else b""
+
+    def reset(self, files: Mapping[str, str | bytes] | None = None) -> None:
+        if not self.spec.read_only:
+            raise SandboxError(f"sandbox {self.id}: only a sandbox with read_only=True can be reset")
+        first, *others = _parts(as_bytes(files or {}))
+        self._ask("POST", "reset", {"files": files_to_json(first)}, wait_s=_transfer_s(first))
+        for part in others:
+            self.write_files(part)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+
+    def _ask(
+        self, method: str, what: str, body: Mapping[str, Any], *, wait_s: float = 0.0
+    ) -> tuple[int, Any]:
+        if self._closed:
+            raise SandboxError(f"sandbox {self.id} is closed")
+        try:
+            return self.endpoint.ask(method, f"/v1/sandboxes/{self.id}/{what}", body, wait_s=wait_s)
+        except Refusal as error:
+            raise SandboxError(f"sandbox {self.id}: {error}") from error
+
+
+class RemoteBackend:
+    """Sandboxes of one service or several; see `SandboxBackend`.
+
+    Args:
+        urls: of the services; they must be of one kind.
+        token: of this client, the same for all of them; by default that of the environment.
+        ttl_s: seconds after which a service ends the leases of a client that is gone.
+        acquire_timeout_s: seconds for which a sandbox is waited for where all services are full or down.
+
+    Raises:
+        UsageError: a bad URL, no token or a refused one, or no service answers.
+        MissingExtraError: httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        urls: tuple[str, ...] | list[str],
+        token: str | None = None,
+        *,
+        ttl_s: float = TTL_S,
+        acquire_timeout_s: float = 120.0,
+    ) -> None:
+        token = token_from_environment() if token is None else token
+        if not urls:
+            raise UsageError("sandbox_url: at least one URL is needed")
+        self._ttl_s, self._acquire_timeout_s = ttl_s, acquire_timeout_s
+        self._endpoints = [Endpoint(url, token) for url in urls]
+        self._prefix = f"e{uuid.uuid4().hex[:15]}"
+        self._numbers = itertools.count()
+        self._recipes: dict[str, Mapping[str, Any]] = {}
+        self._leases: dict[str, Endpoint] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        try:
+            self.kind = self._greet()
+        except BaseException:
+            for endpoint in self._endpoints:
+                endpoint.close()
+            raise
+        for number, endpoint in enumerate(self._endpoints):
+            threading.Thread(
+                target=self._renew, args=(endpoint,), name=f"lease-renewal-{number}", daemon=True
+            ).start()
+        atexit.register(self.close)
+
+    def acquire(self, spec: SandboxSpec) -> RemoteSandbox:
+        deadline = time.monotonic() + self._acquire_timeout_s
+        pause_s = 0.05
+        while True:
+            problems: list[Exception] = []
+            for endpoint in sorted(self._endpoints, key=lambda endpoint: endpoint.rank):
+                self._check_open()
+                try:
+                    return self._acquire_at(endpoint, spec)
+                except (Refusal, UsageError) as problem:
+                    problems.append(problem)
+                except SandboxError as problem:
+                    self._check_open()
+                    if len(self._endpoints) == 1 and not isinstance(problem, ServiceDownError):
+                        raise
+                    endpoint.pass_over()  # one whose engine fails is the least loaded of all
+                    problems.append(problem)
+            if all(isinstance(problem, UsageError) for problem in problems):
+                raise problems[0]  # no service makes such a one
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    f"no sandbox within {self._acquire_timeout_s:g} s: " + "; ".join(map(str, problems))
+                ) from problems[-1]
+            self._ended.wait(pause_s)
+            pause_s = min(1.0, 2 * pause_s)
+
+    def release(self, sandbox: Sandbox) -> None:
+        if not isinstance(sandbox, RemoteSandbox):
+            raise TypeError(f"a sandbox of a service is needed, not {type(sandbox).__name__}")
+        sandbox.close()
+
+    def left(self) -> int:
+        count = 0
+        for endpoint in self._endpoints:
+            _, value = endpoint.ask("GET", "/v1/sandboxes")
+            count += sum(str(item).startswith(self._prefix) for item in value["ids"])
+        return count
+
+    def reap(self) -> int:
+        """Services reap by themselves."""
+        return 0
+
+    def close(self) -> None:
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._ended.set()
+            leases = list(self._leases.items())
+        if leases:
+            with ThreadPoolExecutor(8, thread_name_prefix="lease-end") as threads:
+                list(threads.map(lambda lease: self._end(*lease, tries=2), leases))
+        for endpoint in self._endpoints:
+            endpoint.close()
+        atexit.unregister(self.close)
+
+    def task_image(self, task: SWETask) -> str:
+        """A name for a row's image, as `SandboxSpec.image`; each service makes the image when it is first asked for it.
+
+        Args:
+            task: the row.
+
+        Raises:
+            UsageError: the row brings its own source distribution, which no service is given.
+        """
+        if task.source_archive is not None:
+            raise UsageError(
+                f"{task.instance_id}: source_archive needs an engine on this machine (no sandbox_url)"
+            )
+        request = _image_request(task)
+        name = task.image
+        if name is None:
+            digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]
+            name = f"package:{task.package}-{digest}"
+        self._recipes[name] = request
+        return str(name)
+
+    def _greet(self) -> str:
+        """The kind of the services that answer."""
+        kinds: dict[str, str] = {}
+        problem: Exception | None = None
+        for endpoint in self._endpoints:
+            try:
+                _, info = endpoint.ask("GET", "/v1/info", tries=2)
+                kinds[endpoint.url] = str(info["kind"])
+            except SandboxError as error:
+                logger.warning("sandbox service: %s", error)
+                problem = error
+            except (KeyError, TypeError):
+                raise UsageError(f"sandbox_url={endpoint.url!r}: this is no sandbox service") from None
+        if not kinds:
+            raise UsageError(f"no sandbox service answers: {problem}") from problem
+        if len(set(kinds.values())) > 1:
+            raise UsageError(f"sandbox_url: the services are of several kinds: {kinds}")
+        return next(iter(kinds.values()))
+
+    def _acquire_at(self, endpoint: Endpoint, spec: SandboxSpec) -> RemoteSandbox:
+        # An answer that is lost must not hold up the others' turn: one try where there are others.
+        tries = 1 if len(self._endpoints) > 1 else 2
+        wanted = replace(spec, image=self._image_at(endpoint, spec.image, tries))
+        lease_id = f"{self._prefix}-{next(self._numbers):06d}"
+        body = {"spec": _spec_json(wanted), "ttl_s": self._ttl_s, "wait_s": WAIT_S}
+        with self._lock:
+            self._leases[lease_id] = endpoint
+        endpoint.coming(1)
+        try:
+            self._ask_until_done(endpoint, f"/v1/sandboxes/{lease_id}", body, tries)
+            self._check_open()
+        except BaseException as error:
+            with self._lock:
+                self._leases.pop(lease_id, None)
+            if not isinstance(error, Refusal | UsageError | ServiceDownError):
+                self._end(lease_id, endpoint, tries=1)
+            raise
+        finally:
+            endpoint.coming(-1)
+        return RemoteSandbox(lease_id, self.kind, spec, endpoint, self._forget)
+
+    def _image_at(self, endpoint: Endpoint, name: str, tries: int) -> str:
+        """What the service's engine calls an image."""
+        request = self._recipes.get(name)
+        if request is None:
+            return name
+        if name not in endpoint.images:
+            body = {"task": request, "wait_s": WAIT_S}
+            endpoint.images[name] = str(self._ask_until_done(endpoint, "/v1/images", body, tries)["image"])
+        return endpoint.images[name]
+
+    def _ask_until_done(self, endpoint: Endpoint, path: str, body: Mapping[str, Any], tries: int) -> Any:
+        deadline = time.monotonic() + MAKING_TIMEOUT_S
+        while True:
+            status, value = endpoint.ask("PUT", path, body, wait_s=WAIT_S, tries=tries)
+            if status != 202:
+                return value
+            self._check_open()
+            if time.monotonic() > deadline:
+                raise SandboxTimeoutError(f"{endpoint.url}: {path} is not there in {MAKING_TIMEOUT_S:g} s")
+
+    def _forget(self, sandbox: RemoteSandbox) -> None:
+        with self._lock:
+            known = self._leases.pop(sandbox.id, None)
+        if known is not None and not self._ended.is_set():
+            self._end(sandbox.id, sandbox.endpoint)
+
+    def _end(self, lease_id: str, endpoint: Endpoint, *, tries: int = 3) -> None:
+        """End a lease; where that fails, its time to live does."""
+        try:
+            endpoint.ask("DELETE", f"/v1/sandboxes/{lease_id}", wait_s=WAIT_S, tries=tries)
+        except Exception as error:
+            logger.info("lease %s ends by itself: %s", lease_id, error)
+
+    def _renew(self, endpoint: Endpoint) -> None:
+        while not self._ended.wait(self._ttl_s / 4):
+            with self._lock:
+                ids = [lease_id for lease_id, where in self._leases.items() if where is endpoint]
+            if not ids:
+                continue
+            try:
+                _, value = endpoint.ask("POST", "/v1/renew", {"ids": ids}, tries=2)
+            except Exception as error:
+                logger.warning("leases are not renewed: %s", error)
+                continue
+            if value["lost"]:
+                logger.warning("%s has ended %d leases", endpoint.url, len(value["lost"]))
+
+    def _check_open(self) -> None:
+        if self._ended.is_set():
+            raise SandboxError("the sandbox backend is closed")
+
+
+def _spec_json(spec: SandboxSpec) -> dict[str, Any]:
+    return asdict(replace(spec, environment=dict(spec.environment)))
+
+
+def _image_request(task: SWETask) -> dict[str, Any]:
+    """What a client sends for a row's image."""
+    if task.package is None:
+        return {"image": task.image}
+    return {
+        "instance_id": task.instance_id,
+        "package": task.package,
+        "install": list(task.install),
+        "source_root": task.source_root,
+        "workdir": task.workdir,
+    }
+
+
+def _parts(files: Mapping[str, bytes]) -> list[dict[str, bytes]]:
+    """Files in requests of a moderate size, at least one."""
+    parts: list[dict[str, bytes]] = [{}]
+    size = 0
+    for path, content in files.items():
+        if parts[-1] and size + len(content) > WRITE_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][path] = content
+        size += len(content)
+    return parts
+
+
+def _transfer_s(files: Mapping[str, bytes]) -> float:
+    """A deadline for files, as generous as the driver's own."""
+    return 20.0 + sum(map(len, files.values())) / 1e6

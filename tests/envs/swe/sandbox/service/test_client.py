@@ -1,0 +1,311 @@
+"""`RemoteBackend` against services that come, go and fill up."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import SandboxError, UsageError
+from agentenv_envs.swe.env import SWEEnv
+from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
+from agentenv_envs.swe.sandbox.service.client import RemoteBackend, service_urls, token_from_environment
+from agentenv_envs.swe.sandbox.service.endpoint import Endpoint
+
+SPEC = SandboxSpec(read_only=True)
+TOKEN = "alice-0123456789abcdef"
+
+
+def test_it_offers_what_the_protocols_ask_for(remote: RemoteBackend) -> None:
+    sandbox = remote.acquire(SPEC)
+    assert isinstance(remote, SandboxBackend)
+    assert isinstance(sandbox, Sandbox)
+    assert sandbox.kind == remote.kind == "local-unisolated"
+
+
+def test_a_sandbox_behaves_as_a_local_one(remote: RemoteBackend) -> None:
+    sandbox = remote.acquire(SPEC)
+    sandbox.write_files({"a/b.txt": "text", "c": b"\xff\0", "d\udcff": "e"})
+    assert sandbox.read_file("c") == b"\xff\0"
+    assert sandbox.read_file("a/b.txt", max_bytes=2) == b"te"
+    assert sandbox.read_file("d\udcff") == b"e"
+    result = sandbox.run("cat a/b.txt; exit 3")
+    assert (result.output, result.exit_code, result.timed_out) == ("text", 3, False)
+    late = sandbox.run("echo early; sleep 30", timeout_s=0.5)
+    assert (late.output, late.exit_code, late.timed_out) == ("early\n", 124, True)
+    long = sandbox.run("head -c 100000 /dev/zero | tr '\\0' x", half_bytes=10)
+    assert long.total_bytes == 100000
+    assert long.output.startswith("x" * 10 + "\n[... 99980 bytes left out")
+    assert "NUL" in sandbox.run("a\0b").output
+    assert sandbox.run("printf '\\377'").output == "�"
+    with pytest.raises(FileNotFoundError):
+        sandbox.read_file("missing")
+    with pytest.raises(OSError, match="lies outside"):
+        sandbox.write_files({"/etc/x": ""})
+    with pytest.raises(ValueError, match="both must be positive"):
+        sandbox.run("true", timeout_s=0)
+    with pytest.raises(ValueError, match="NUL"):
+        sandbox.read_file("a\0b")
+    sandbox.reset({"fresh": "f"})
+    assert sandbox.run("ls").output == "fresh\n"
+    with pytest.raises(SandboxError, match="read_only=True"):
+        remote.acquire(SandboxSpec()).reset()
+    assert remote.left() == 2
+    remote.release(sandbox)
+    assert remote.left() == 1
+    with pytest.raises(SandboxError, match="is closed"):
+        sandbox.run("true")
+    remote.release(sandbox)
+
+
+def test_many_files_go_in_several_requests(remote: RemoteBackend, serve: Callable[..., Any]) -> None:
+    sandbox = remote.acquire(SandboxSpec(memory_mb=4000, read_only=True))
+    sandbox.write_files({f"f{number}": bytes(5 << 20) for number in range(4)})
+    assert sandbox.run("cat f* | wc -c").output.strip() == str(20 << 20)
+    sandbox.reset({f"g{number}": bytes(5 << 20) for number in range(2)})
+    assert sandbox.run("cat * | wc -c").output.strip() == str(10 << 20)
+    small = serve(body_bytes=1000).client()
+    with pytest.raises(OSError, match="over 1000 bytes"):
+        small.acquire(SPEC).write_files({"x": bytes(2000)})
+    small.close()
+
+
+def test_a_long_command_outlives_what_one_request_may_take(serve: Callable[..., Any]) -> None:
+    backend = serve(wait_s=20.0).client()
+    sandbox = backend.acquire(SPEC)
+    from agentenv_envs.swe.sandbox.service import client
+
+    before, client.WAIT_S = client.WAIT_S, 0.2
+    try:
+        result = sandbox.run("echo x >> log; sleep 1; cat log")
+    finally:
+        client.WAIT_S = before
+    assert result.output == "x\n"
+    assert result.duration_s >= 1
+    backend.close()
+
+
+def test_leases_are_renewed_while_the_client_lives_and_end_when_it_is_gone(
+    serve: Callable[..., Any], until: Callable[..., None]
+) -> None:
+    service = serve()
+    backend = service.client(ttl_s=1.0)
+    sandbox = backend.acquire(SPEC)
+    time.sleep(2.5)
+    assert sandbox.run("echo fine").output == "fine\n"
+    backend._ended.set()  # as if it had been killed: it renews no more, and gives nothing back
+    until(lambda: service.leases.count() == 0)
+    assert service.leases.backend.left() == 0
+
+
+def test_closing_gives_back_what_is_held(serve: Callable[..., Any]) -> None:
+    service = serve()
+    backend = service.client()
+    sandboxes = [backend.acquire(SPEC) for _ in range(3)]
+    assert service.leases.count() == 3
+    backend.close()
+    assert service.leases.count() == 0
+    with pytest.raises(SandboxError):
+        sandboxes[0].run("true")
+    with pytest.raises(SandboxError, match="closed"):
+        backend.acquire(SPEC)
+    backend.close()
+
+
+def test_a_bad_url_token_or_service_is_an_error_at_once(
+    service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="a token is needed"):
+        RemoteBackend([service.url], "wrong-0123456789abcdef")
+    for url in ("ftp://x", "not a url", "http://", "http://user:secret@host"):
+        with pytest.raises(UsageError, match="sandbox_url="):
+            RemoteBackend([url], TOKEN)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(UsageError, match="no sandbox service answers"):
+            RemoteBackend([f"http://127.0.0.1:{free.getsockname()[1]}"], TOKEN)
+    for name in ("AGENTENV_SANDBOX_TOKEN", "AGENTENV_SANDBOX_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="AGENTENV_SANDBOX_TOKEN"):
+        RemoteBackend([service.url])
+    monkeypatch.setenv("AGENTENV_SANDBOX_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(UsageError, match="AGENTENV_SANDBOX_TOKEN_FILE="):
+        token_from_environment()
+    (tmp_path / "token").write_text(f"alice {TOKEN}\n")
+    assert token_from_environment() == TOKEN
+    with pytest.raises(UsageError, match="at least one URL"):
+        service_urls(" , ")
+    assert service_urls("http://a:1/, http://b:2") == ("http://a:1", "http://b:2")
+
+
+def test_what_no_service_allows_is_a_usage_error_and_holds_nothing(
+    remote: RemoteBackend, service: Any
+) -> None:
+    with pytest.raises(UsageError, match="this service allows base"):
+        remote.acquire(SandboxSpec(image="ubuntu"))
+    with pytest.raises(UsageError, match="memory_mb"):
+        remote.acquire(SandboxSpec(memory_mb=100_000))
+    assert remote.left() == 0
+
+
+def test_new_sandboxes_come_from_the_service_with_the_least_load(serve: Callable[..., Any]) -> None:
+    small, large = serve(max_sandboxes=2), serve(max_sandboxes=6)
+    backend = RemoteBackend([small.url, large.url], TOKEN)
+    with ThreadPoolExecutor(8) as threads:
+        sandboxes = list(threads.map(backend.acquire, [SPEC] * 8))
+    assert (small.leases.count(), large.leases.count()) == (2, 6)
+    assert backend.left() == 8
+    for sandbox in sandboxes:
+        assert sandbox.run("echo fine").output == "fine\n"
+        backend.release(sandbox)
+    for _ in range(4):
+        backend.acquire(SPEC)
+    assert (small.leases.count(), large.leases.count()) == (1, 3)
+    backend.close()
+
+
+def test_a_service_that_is_down_costs_its_own_sandboxes_and_no_others(serve: Callable[..., Any]) -> None:
+    first, second = serve(), serve()
+    backend = RemoteBackend([first.url, second.url], TOKEN)
+    lost, kept = (backend.acquire(SPEC) for _ in range(2))
+    assert first.leases.count() == second.leases.count() == 1
+    first.stop()
+    with pytest.raises(SandboxError):
+        lost.run("true")
+    assert kept.run("echo fine").output == "fine\n"
+    new = backend.acquire(SPEC)
+    assert new.endpoint.url == second.url
+    backend.release(lost)
+    backend.close()
+    assert second.leases.count() == 0
+
+
+def test_a_restarted_service_does_not_know_old_sandboxes_and_gives_new_ones(
+    serve: Callable[..., Any],
+) -> None:
+    service = serve()
+    backend = service.client()
+    old = backend.acquire(SPEC)
+    service.stop()
+    again = serve(port=service.port)
+    with pytest.raises(SandboxError, match="there is none"):
+        old.run("true")
+    backend.release(old)
+    new = backend.acquire(SPEC)
+    assert new.run("echo fine").output == "fine\n"
+    backend.close()
+    assert again.leases.count() == 0
+
+
+def test_a_full_service_is_waited_for_and_an_end_comes(serve: Callable[..., Any]) -> None:
+    service = serve(max_sandboxes=1)
+    backend = service.client(acquire_timeout_s=20.0)
+    held = backend.acquire(SPEC)
+    threading.Timer(0.5, backend.release, [held]).start()
+    second = backend.acquire(SPEC)
+    assert second.id != held.id
+    backend._acquire_timeout_s = 0.2
+    with pytest.raises(SandboxError, match=r"no sandbox within 0\.2 s: .*all 1 sandboxes are taken"):
+        backend.acquire(SPEC)
+    backend.close()
+
+
+class Breaking:
+    """A proxy that breaks every second connection after it has handed the request on."""
+
+    def __init__(self, port: int) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port, self.target, self.count = self.listener.getsockname()[1], port, 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            self.count += 1
+            threading.Thread(target=self._serve, args=(near, self.count % 2 == 0), daemon=True).start()
+
+    def _serve(self, near: socket.socket, breaks: bool) -> None:
+        with near, socket.create_connection(("127.0.0.1", self.target)) as far:
+            request = near.recv(1 << 16)
+            far.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            far.settimeout(1.0)
+            while True:
+                try:
+                    data = far.recv(1 << 16)
+                except TimeoutError:
+                    far.sendall(near.recv(1 << 16))  # a body that came by itself
+                    continue
+                if not data:
+                    return
+                if breaks:
+                    return
+                near.sendall(data)
+
+
+def test_an_answer_that_is_lost_runs_no_command_twice(serve: Callable[..., Any]) -> None:
+    service = serve()
+    proxy = Breaking(service.port)
+    backend = RemoteBackend([f"http://127.0.0.1:{proxy.port}"], TOKEN)
+    sandbox = backend.acquire(SPEC)
+    for number in range(1, 4):
+        assert sandbox.run("echo x >> log; cat log").output == "x\n" * number
+    assert proxy.count > 5, "some connections were broken"
+    backend.close()
+    proxy.listener.close()
+    assert service.leases.count() == 0
+
+
+def test_a_gateways_error_is_repeated_and_then_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentenv_envs.swe.sandbox.service import endpoint as module
+
+    monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asked = []
+
+        def answer() -> None:
+            while True:
+                try:
+                    near, _ = listener.accept()
+                except OSError:
+                    return
+                with near:
+                    asked.append(near.recv(1 << 16))
+                    near.sendall(
+                        b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops"
+                    )
+
+        threading.Thread(target=answer, daemon=True).start()
+        endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN)
+        with pytest.raises(SandboxError, match="HTTP 502"):
+            endpoint.ask("GET", "/v1/info")
+        assert len(asked) == 4
+        assert endpoint.rank[0], "it is asked last for a while"
+        listener.shutdown(socket.SHUT_RDWR)
+        endpoint.close()
+
+
+def test_the_environment_takes_its_sandboxes_from_a_url(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTENV_SANDBOX_TOKEN", TOKEN)
+    env = SWEEnv(sandbox_url=service.url)
+    other = SWEEnv(sandbox_url=service.url)
+    _, info = env.reset(seed=3)
+    assert info["sandbox"] == "local-unisolated"
+    assert service.leases.count() == 1
+    assert env._backend.backend is other._backend.backend  # type: ignore[union-attr]
+    env.close()
+    other.close()
+    assert service.leases.count() == 0
+    with pytest.raises(UsageError, match=r"the sandbox service http://.* has 'local-unisolated'"):
+        SWEEnv(sandbox="docker", sandbox_url=service.url)
+    handle = open_backend(url=f"{service.url},{service.url}/")
+    assert handle.kind == "local-unisolated"
+    handle.close()
