@@ -34,6 +34,8 @@ class SWEEnv(BaseEnv):
         levels: of the embedded tasks: 1 failing call named, 2 behaviour only, 3 two bugs, 4 function gone.
         families: of the embedded tasks; all of the split's by default.
         sandbox: "docker", "local-unisolated" or "auto" (Docker where an engine answers).
+        sandbox_url: take the sandboxes from a service, or from several with commas between their URLs; the token is in
+            AGENTENV_SANDBOX_TOKEN (docs/sandbox-service.md).
         allow_unisolated: run a data set's code without isolation too.
         protocol: how the agent speaks: "bash", "r2e" or "tools"; see `protocols`.
         max_turns: turns after which the episode is truncated.
@@ -57,6 +59,7 @@ class SWEEnv(BaseEnv):
         levels: Sequence[int] = (1, 2),
         families: Sequence[str] | None = None,
         sandbox: str = "auto",
+        sandbox_url: str | None = None,
         allow_unisolated: bool = False,
         protocol: str = "bash",
         max_turns: int = 50,
@@ -84,7 +87,7 @@ class SWEEnv(BaseEnv):
         self._workspace: Workspace | None = None
         self._turn = 0
         self._deadline = 0.0
-        self._backend: SandboxBackend | None = open_backend(sandbox)
+        self._backend: SandboxBackend | None = open_backend(sandbox, url=sandbox_url)
         if dataset and self._backend.kind == "local-unisolated" and not allow_unisolated:
             self.close()
             raise UsageError(
