@@ -9,6 +9,7 @@ Invariants:
 import re
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ class FileEditor:
             new, line, lines = _inserted(
                 text, _needed(arguments, "insert_line"), _needed(arguments, "new_str"), path
             )
-        self._write(path, text, new, sandbox)
+        self._write(path, text, new, sandbox, limits)
         shown = _numbered(new, line - _CONTEXT_LINES, line + lines - 1 + _CONTEXT_LINES)
         return cut(f"{path} is edited. It reads now:\n{shown}", limits.chars)
 
@@ -79,7 +80,7 @@ class FileEditor:
             raise RefusalError(
                 f"{path} exists already; create makes new files only, edit it with str_replace"
             )
-        self._write(path, None, text, sandbox)
+        self._write(path, None, text, sandbox, limits)
         return f"{path} is made, {len(_lines(text))} lines."
 
     def _undo(self, path: str, sandbox: Sandbox, limits: Limits) -> str:
@@ -89,18 +90,28 @@ class FileEditor:
         _, before, after = self._edits[places[-1]]
         if _hash(read_text(path, sandbox, limits)) != after:
             raise RefusalError(f"{path} has changed since its last edit by this tool; edit it by hand")
-        if before is None:
-            word = shell_path(path, sandbox.spec.workdir)
-            if sandbox.run(f"rm -f -- {word}", timeout_s=limits.timeout_s).exit_code != 0:
-                raise RefusalError(f"{path} can't be removed; use a shell command")
-        else:
-            write_text(path, before, sandbox)
+        _put(path, before, sandbox, limits)
         del self._edits[places[-1]]
         return f"The last edit of {path} is taken back{'; the file is gone' if before is None else ''}."
 
-    def _write(self, path: str, before: str | None, after: str, sandbox: Sandbox) -> None:
-        write_text(path, after, sandbox)
+    def _write(self, path: str, before: str | None, after: str, sandbox: Sandbox, limits: Limits) -> None:
+        try:
+            write_text(path, after, sandbox)
+        except RefusalError:
+            with suppress(RefusalError):  # a full disk may have taken a part of it
+                _put(path, before, sandbox, limits)
+            raise
         self._edits.append((path, before, _hash(after)))
+
+
+def _put(path: str, text: str | None, sandbox: Sandbox, limits: Limits) -> None:
+    """Give a file this text; None: remove it."""
+    if text is not None:
+        write_text(path, text, sandbox)
+        return
+    word = shell_path(path, sandbox.spec.workdir)
+    if sandbox.run(f"rm -f -- {word}", timeout_s=limits.timeout_s).exit_code != 0:
+        raise RefusalError(f"{path} can't be removed; use a shell command")
 
 
 def _needed(arguments: Mapping[str, Any], name: str) -> Any:

@@ -218,6 +218,12 @@ def test_in_a_container_it_works_wherever_a_shell_does_and_keeps_modes(limits: L
         assert "x.txt" in call("view", "/tmp")
         assert call("undo_edit", "/tmp/deep/x.txt").endswith("the file is gone.")
         assert "root:" in call("view", "/etc/passwd", view_range=[1, 1])
+        sandbox.run("head -c 100000000 /dev/zero >fill")  # to the last byte
+        for command, path in (("create", "late.txt"), ("insert", "run.sh")):
+            with pytest.raises(RefusalError, match="can't be written"):
+                call(command, path, file_text="x" * 200_000, new_str="x" * 200_000, insert_line=1)
+        assert sandbox.run("./run.sh; ls late.txt").output.startswith("2 \\0 %s é\nls: cannot access")
+        sandbox.run("rm fill")
         for command, path, said in (
             ("create", "/etc/new.txt", "can't be written"),  # its root file system is read-only
             ("create", "folder", "exists already"),

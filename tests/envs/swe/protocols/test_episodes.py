@@ -1,5 +1,6 @@
 """Whole episodes through each protocol: solved tasks, budgets, hostile calls, real rows, transcripts of the docs."""
 
+import asyncio
 import json
 import os
 import textwrap
@@ -12,6 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import SandboxError, UsageError
+from agentenv.inference import LLMProxy
+from agentenv.rollout import EnvManager, RolloutConfig
+from agentenv.testing import ByteTokenizer, ScriptedModel
+from agentenv.trajectory import Trajectory
 from agentenv_envs.swe import SWEEnv
 from agentenv_envs.swe.embedded.tasks import MODULE, EmbeddedTask, generate_task
 from agentenv_envs.swe.protocols import PROTOCOLS, SUBMIT, as_action
@@ -167,6 +172,35 @@ def test_a_sandbox_that_is_gone_is_infrastructure_in_each_protocol() -> None:
         with pytest.raises(SandboxError):
             env.step(action)
         env.close()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_rollout_plays_each_protocol_and_its_tokens_are_the_dialogue(name: str) -> None:
+    actions = AGENTS[name](generate_task(0, split="heldout"))
+    tokenizer = ByteTokenizer()
+
+    async def play() -> Trajectory:
+        manager = EnvManager(
+            "slot",
+            lambda: SWEEnv(split="heldout", sandbox="local-unisolated", protocol=name),
+            LLMProxy([ScriptedModel(actions)]),
+            tokenizer,
+            RolloutConfig(max_tokens_per_episode=40_000, max_tokens_per_turn=2_000),
+        )
+        try:
+            return await manager.run_episode(
+                episode_id="e", group_id="g", task_seed=0, sampling_seed=0, start_version=0
+            )
+        finally:
+            manager.end()
+            await manager.join(asyncio.get_running_loop().time() + 20)
+
+    trajectory = asyncio.run(play())
+    assert (trajectory.reward, trajectory.end_reason, trajectory.turns) == (1.0, "terminated", len(actions))
+    assert [m["content"] for m in trajectory.messages if m["role"] == "assistant"] == actions
+    dialogue = tokenizer.decode([*trajectory.prompt_ids, *trajectory.completion_ids])
+    rendered = str(tokenizer.apply_chat_template(trajectory.messages, tokenize=False))
+    assert dialogue.rstrip("\n") == rendered.rstrip("\n")
 
 
 def test_a_bad_protocol_or_budget_is_refused_by_name() -> None:
