@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .data import SWETask
 from .junit import MAX_JUNIT_BYTES, TestKey, TestStatus, junit_key, parse_junit
 from .log_parsers import PARSERS, pytest_summary, resolve_id
 from .sandbox import Sandbox
+from .task import SWETask, file_of
 from .test_commands import marked_script
 from .verdict import Grade, invalid, lay_out, verdict
 
-__all__ = ["LogRun", "grade_by_log", "judge_log", "statuses_of", "tests_output"]
+__all__ = ["LogRun", "grade_by_log", "judge_log", "output_of_tests", "statuses_of"]
 
 _LOG_BYTES = 24_000_000  # the channel keeps 32 MiB
 _OUTPUT_CHARS = 6000
@@ -97,7 +97,7 @@ def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stas
             evidence["junit"] = str(error)
     run = LogRun(result.timed_out, result.output, result.total_bytes, start, end, found, needs_junit)
     reasons, statuses = judge_log(task, run)
-    output, exit_code = tests_output(run)
+    output, exit_code = output_of_tests(run)
     evidence |= {
         "exit_code": exit_code,
         "timed_out": run.timed_out,
@@ -117,7 +117,7 @@ def judge_log(task: SWETask, run: LogRun) -> tuple[list[str], dict[str, str]]:
         return [f"the tests took over {task.timeout_s:.0f} s"], {}
     if run.total_bytes > _LOG_BYTES:
         return [f"the log has {run.total_bytes} bytes, over the limit of {_LOG_BYTES}"], {}
-    output, exit_code = tests_output(run)
+    output, exit_code = output_of_tests(run)
     if output is None:
         return ["the tests did not run to their end: a marker line is missing in the log"], {}
     statuses = statuses_of(task, output)
@@ -129,7 +129,9 @@ def judge_log(task: SWETask, run: LogRun) -> tuple[list[str], dict[str, str]]:
         reasons.append(f"exit code {exit_code}, though the log has no failed test")
     if run.needs_junit and run.junit is None:
         reasons.append("pytest left no JUnit file: it did not end as it should")
-    reasons += _exact(task, statuses) if task.expected else _as_expected(task, statuses, run.junit or {})
+    reasons += _exact(task, statuses) if task.expected else _as_expected(task, statuses)
+    if run.junit is not None:
+        reasons += _contradicted(task, run.junit)
     return reasons, statuses
 
 
@@ -143,7 +145,7 @@ def statuses_of(task: SWETask, output: str) -> dict[str, str]:
     return PARSERS[task.log_parser](output)
 
 
-def tests_output(run: LogRun) -> tuple[str | None, int | None]:
+def output_of_tests(run: LogRun) -> tuple[str | None, int | None]:
     """What stands between the secret lines, and the exit code that the second brings; None where one is missing."""
     begin = re.search(rf"(?m)^{re.escape(run.start)}$", run.output)
     finish = re.search(rf"(?m)^{re.escape(run.end)} (\d+)$", run.output)
@@ -152,9 +154,7 @@ def tests_output(run: LogRun) -> tuple[str | None, int | None]:
     return run.output[begin.end() : finish.start()], int(finish[1])
 
 
-def _as_expected(
-    task: SWETask, statuses: Mapping[str, str], junit: Mapping[TestKey, TestStatus]
-) -> list[str]:
+def _as_expected(task: SWETask, statuses: Mapping[str, str]) -> list[str]:
     """SWE-bench's rule."""
     reasons = []
     for name, ids, good in (
@@ -166,10 +166,6 @@ def _as_expected(
             status = "missing" if key is None else statuses[key]
             if status not in good:
                 reasons.append(f"{name} {test_id}: {status}")
-            elif key is not None and junit.get(junit_key(key)) in ("failed", "error"):
-                reasons.append(
-                    f"{name} {test_id}: {status} in the log, {junit[junit_key(key)]} in the JUnit file"
-                )
     return reasons
 
 
@@ -183,6 +179,26 @@ def _exact(task: SWETask, statuses: Mapping[str, str]) -> list[str]:
     ]
     return reasons + [
         f"{test}: {status}, not expected" for test, status in statuses.items() if test not in expected
+    ]
+
+
+def _contradicted(task: SWETask, junit: Mapping[TestKey, TestStatus]) -> list[str]:
+    """Tests that must pass and did not by pytest's JUnit file.
+
+    Tests are compared without their parameters, which logs and lists cut short; one of them must have passed.
+    """
+    wanted = [test for test, status in task.expected if status == "PASSED" and test]
+    wanted += [".".join(junit_key(test)) for test in task.fail_to_pass if file_of(test) is not None]
+    passed = {
+        f".{case}.{name}".partition("[")[0]
+        for (case, name), status in junit.items()
+        if status in ("passed", "xfailed")
+    }
+    tails = {name[dot:] for name in passed for dot, character in enumerate(name) if character == "."}
+    return [
+        f"{test}: passed in the log, but not in the JUnit file"
+        for test in wanted
+        if f".{test}".partition("[")[0] not in tails
     ]
 
 

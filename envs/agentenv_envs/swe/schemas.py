@@ -27,11 +27,11 @@ from .task import PACKAGE_TIMEOUT_S, SWETask, file_of
 from .test_commands import (
     CONDA_SETUP,
     SWE_GYM_REPOS,
+    command_of_repo,
     eval_script,
     marked_script,
     parser_of_repo,
     smith_command,
-    test_command,
 )
 
 __all__ = ["SCHEMAS", "image_name_of", "parse_task", "schema_of"]
@@ -194,7 +194,7 @@ def _how_to_run(fields: Fields, repo: str, test_patch: str) -> tuple[str, str]:
         files = [path for path in diff_paths(test_patch) if path.endswith(".py") and is_inside(path)]
         parser = _parser_of(config, config.text("log_parser", default="parse_log_pytest"))
         return parser, eval_script(" ".join([command, *files]))
-    known = test_command(repo, fields.text("version", default="", empty=True), test_patch)
+    known = command_of_repo(repo, fields.text("version", default="", empty=True), test_patch)
     if known is None:
         return "", ""
     command, before = known

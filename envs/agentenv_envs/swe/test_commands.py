@@ -23,11 +23,11 @@ __all__ = [
     "SWE_GYM_REPOS",
     "TESTS_END",
     "TESTS_START",
+    "command_of_repo",
     "eval_script",
     "marked_script",
     "parser_of_repo",
     "smith_command",
-    "test_command",
 ]
 
 TESTS_START = ">>>>> Start Test Output"
@@ -109,7 +109,7 @@ def parser_of_repo(repo: str) -> str:
     return _PARSERS.get(repo, "pytest")
 
 
-def test_command(repo: str, version: str, test_patch: str) -> tuple[str, tuple[str, ...]] | None:
+def command_of_repo(repo: str, version: str, test_patch: str) -> tuple[str, tuple[str, ...]] | None:
     """The command that runs the tests which a test patch touches, and shell lines to run before it.
 
     Args:
@@ -137,9 +137,6 @@ def test_command(repo: str, version: str, test_patch: str) -> tuple[str, tuple[s
     if repo == "astropy/astropy" and version in _OLD_ASTROPY:
         base = "pytest -rA -vv -o console_output_style=classic --tb=no"
     return " ".join([base, *map(shlex.quote, files)]), before
-
-
-test_command.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test where one imports it
 
 
 def smith_command(name: str, files: Sequence[str]) -> tuple[str, str]:
