@@ -104,6 +104,8 @@ class LocalSandbox:
                 )
             except OSError as error:
                 raise SandboxError(f"sandbox {self.id}: a command can't be started: {error}") from error
+            if self._closed:  # by another thread, which could not see this process yet
+                _kill_group(process)
             timed_out = False
             try:
                 code = process.wait(timeout_s)

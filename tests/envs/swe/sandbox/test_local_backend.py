@@ -2,8 +2,10 @@
 
 import logging
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,23 @@ def test_closing_removes_every_folder_and_process(backend: LocalBackend) -> None
     backend.close()
     with pytest.raises(SandboxError, match="closed"):
         backend.acquire(SPEC)
+
+
+def test_a_command_that_starts_while_another_thread_closes_its_sandbox_is_killed(
+    backend: LocalBackend,
+) -> None:
+    def run(sandbox: LocalSandbox) -> None:
+        with suppress(SandboxError, OSError):
+            sandbox.run("sleep 60", timeout_s=60.0)
+
+    for number in range(20):  # the moment is a matter of a few milliseconds
+        sandbox = backend.acquire(SandboxSpec())
+        thread = threading.Thread(target=run, args=(sandbox,))
+        thread.start()
+        time.sleep(number / 5000)
+        sandbox.close()
+        thread.join(10.0)
+        assert not thread.is_alive()
 
 
 def test_folders_of_dead_owners_are_reaped(
