@@ -2,6 +2,7 @@
 
 Invariants:
 - stdout holds the result alone; progress and the table of reasons go to stderr.
+- A row that can't be a task is reported with its reason, as one that does not calibrate.
 - Exit code 0: every row calibrates; 1: some don't; 2: bad input; 130 and 143: ended by SIGINT and SIGTERM.
 - A signal ends the command once: sandboxes are removed, the state is kept, and no further signal disturbs that.
 - Code of rows runs without isolation only where two options say so.
@@ -89,10 +90,10 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from .calibrate import default_workers
+    from .calibrate import Calibration, default_workers
     from .calibration_report import reason_table, write_keep_list, write_report
     from .calibration_state import CalibrationState
-    from .data import load_tasks
+    from .data import RefusedRow, load_tasks
 
     if args.sandbox == "local-unisolated" and not args.allow_unisolated:
         raise UsageError(
@@ -107,14 +108,20 @@ def _calibrate(args: argparse.Namespace) -> int:
     if state_path is None and args.json is not None:
         state_path = Path(f"{args.json}{STATE_SUFFIX}")
     _check_outputs({"--json": args.json, "--keep": args.keep, "--state": state_path, "FILE": Path(args.file)})
-    tasks = load_tasks(args.file, args.split)
+    refused: list[RefusedRow] = []
+    tasks = load_tasks(args.file, args.split, refused=refused)
+    no_tasks = [
+        Calibration(row.instance_id, None, None, f"the row is refused: {row.reason}") for row in refused
+    ]
+    for result in no_tasks:
+        sys.stderr.write(f"{result.instance_id}: {result.reason}\n")
     with contextlib.ExitStack() as stack:
         state = None
         if state_path is not None:
             state = stack.enter_context(
                 CalibrationState(state_path, tasks, repeats=args.repeats, sandbox=args.sandbox)
             )
-        results = _run(tasks, args, workers, state, state_path)
+        results = _run(tasks, args, workers, state, state_path) + no_tasks
     if args.keep is not None:
         write_keep_list(args.keep, results)
     sys.stderr.write(reason_table(results))

@@ -24,10 +24,11 @@ __all__ = ["reason_class", "reason_table", "write_keep_list", "write_report"]
 CALIBRATES = "calibrates"
 _EXAMPLE_CHARS = 90
 
-# The first that is found in a reason decides; `grading.judge` and `grading.grade` write what they match.
+# The first that is found in a reason decides; `grading` and `log_grading` write what they match.
 _CLASSES = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
+        (r"^the row is refused: ", "the row is refused"),
         (r"^not deterministic", "not deterministic"),
         (r"^the tests pass without the fix", "the tests pass without the fix"),
         (r" is invalid: .*test_patch does not apply", "test_patch does not apply"),
@@ -38,6 +39,8 @@ _CLASSES = tuple(
         (r" is invalid: ", "the sandbox failed"),
         (r": the patch does not apply", "the gold patch does not apply"),
         (r": the tests took over", "the tests take too long"),
+        (r": (the log names no test|the run left no results)", "the tests leave no results"),
+        (r", (expected [A-Za-z]+|not expected)$", "outcomes are not those of the row"),
         (r": (FAIL|PASS)_TO_PASS .*: missing$", "an expected test does not run"),
         (r": FAIL_TO_PASS ", "a FAIL_TO_PASS test fails with the fix"),
         (r": PASS_TO_PASS ", "a PASS_TO_PASS test fails with the fix"),

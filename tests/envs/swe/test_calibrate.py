@@ -368,6 +368,29 @@ def test_a_second_start_does_only_what_is_missing(
     assert backends == ["docker", "docker"]
 
 
+def test_a_row_that_can_not_be_a_task_is_reported_and_the_others_are_calibrated(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    backends: list[str],
+    three_rows: Path,
+    grades: Callable[..., list[str]],
+) -> None:
+    a, b, c = three_rows.read_text().splitlines()
+    broken = json.dumps(json.loads(b) | {"patch": 7})
+    three_rows.write_text(f"{a}\n{broken}\n{c}\n{a}\n")
+    grades(RESOLVED, FAILED, RESOLVED, FAILED)
+    keep, report = tmp_path / "keep.txt", tmp_path / "report.json"
+    options = ["--repeats", "1", "--workers", "1", "--keep", str(keep), "--json", str(report)]
+    assert command(str(three_rows), *options) == 1
+    out, err = capsys.readouterr()
+    assert out == "2 of 4 rows calibrate\n"
+    assert "b: the row is refused: field 'patch' must be a string" in err
+    assert "    2    50%  the row is refused" in err
+    assert keep.read_text() == "a\nc\n"
+    assert [row["instance_id"] for row in json.loads(report.read_text())] == ["a", "c", "b", "a"]
+    assert backends == ["docker"]
+
+
 def test_a_row_that_could_not_be_judged_is_tried_again_by_the_next_start(
     tmp_path: Path, backends: list[str], grades: Callable[..., list[str]]
 ) -> None:

@@ -75,6 +75,18 @@ def test_a_file_that_can_not_be_written_leaves_nothing(
             Calibration("a", 0, 0, "the gold patch is failed: exit code 4 of the process, 4 of pytest"),
             "the test run is not sound",
         ),
+        (
+            Calibration("a", 0, 0, "the gold patch is failed: the log names no test (exit code 2)"),
+            "the tests leave no results",
+        ),
+        (
+            Calibration("a", 0, 0, "the gold patch is failed: test_x: FAILED, expected PASSED"),
+            "outcomes are not those of the row",
+        ),
+        (
+            Calibration("line 3", None, None, "the row is refused: field 'patch' is missing"),
+            "the row is refused",
+        ),
         (Calibration("a", 1, 1, "the tests pass without the fix"), "the tests pass without the fix"),
         (
             Calibration("a", 0, 0, "not deterministic: after 1 times 1, the gold patch is failed: x"),
