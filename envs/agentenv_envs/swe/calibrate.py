@@ -178,7 +178,7 @@ class _Leases:
         self._inner = inner
         self._lock = threading.Lock()
         self._in_use: dict[int, Sandbox] = {}
-        self._closed = False
+        self._closed = threading.Event()
 
     @property
     def kind(self) -> str:
@@ -191,11 +191,11 @@ class _Leases:
         return inner
 
     def acquire(self, spec: SandboxSpec) -> Sandbox:
-        if self._closed:
+        if self._closed.is_set():
             raise SandboxError("the calibration has ended")
         sandbox = self._inner.acquire(spec)
         with self._lock:
-            if not self._closed:
+            if not self._closed.is_set():
                 self._in_use[id(sandbox)] = sandbox
                 return sandbox
         self._inner.release(sandbox)
@@ -214,7 +214,7 @@ class _Leases:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._closed.set()
             in_use = list(self._in_use.values())
         if in_use:
             with ThreadPoolExecutor(PARALLEL_REMOVALS, thread_name_prefix="calibration-end") as threads:
