@@ -7,7 +7,7 @@ makes its tests pass without being right:
 
 - the configuration, with the run's secret, is deleted before anything else is imported; the record that
   carries the secret back is written after pytest has returned, so a process that ends itself early leaves
-  none;
+  none; and right after it the process ends, so that nothing registered for its exit changes the results;
 - what lies in the repository comes last on the path, and pytest is imported before any of it;
 - in the tests' own files, operands of ==, != and `in` are checked: a value that equals everything fails the
   test;
@@ -20,6 +20,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -221,4 +222,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Taken before any of the agent's code runs, which may put its own in their place.
+    leave, flush, streams = os._exit, io.TextIOWrapper.flush, (sys.stdout, sys.stderr)
+    exit_code = main()
+    for stream in streams:
+        flush(stream)  # type: ignore[arg-type]
+    leave(exit_code)

@@ -56,7 +56,9 @@ class SandboxSpec:
     pids: int = 128
     """Processes and threads."""
     writable_mb: int = 64
-    """With read_only: size in MiB of workdir and of /tmp, each. Otherwise no limit but that of the engine's disk."""
+    """With read_only: size in MiB of workdir and of /tmp, each."""
+    disk_mb: int = 10_240
+    """Without read_only: MiB that files may take on the engine's disk. One look every few seconds: see `disk.py`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that commands see, besides those of the image."""
 
@@ -71,7 +73,7 @@ class SandboxSpec:
         top = "/" + self.workdir.split("/")[1]
         if self.read_only and top in ("/tmp", "/run", "/dev", "/proc", "/sys"):
             raise UsageError(f"workdir={self.workdir!r}: with read_only it cannot lie in {top}")
-        for name, least in (("memory_mb", 16), ("pids", 8), ("writable_mb", 1)):
+        for name, least in (("memory_mb", 16), ("pids", 8), ("writable_mb", 1), ("disk_mb", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)!r}: at least {least} is needed")
         if self.cpus <= 0:

@@ -4,6 +4,7 @@ Invariants:
 - A sandbox is used again only after a reset that left nothing over; anything odd costs the container.
 - No container outlives its owner for long: `close` removes all that the backend made, and what a killed process left
   is removed by the next backend that opens (`reap`).
+- Where the root is writable, what a container writes is bounded (`disk.py`).
 - At most 2 x processors containers start at a time: more would slow one another down.
 """
 
@@ -13,11 +14,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from agentenv.errors import SandboxError, UsageError
 
 from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, Sandbox, SandboxSpec, as_bytes
+from .disk import DiskWatch
 from .driver import Driver
 from .engine import connect, container_settings, engine_errors, fair_cgroup_parent
 from .images import ensure_base_image
@@ -51,6 +54,8 @@ class DockerSandbox:
         self._worn = False
         self._broken = False
         self._closed = False
+        self.disk_used_mb: int | None = None
+        """MiB on the engine's disk, where that is over the limit; `DiskWatch` says."""
         self._driver = Driver(api, container_id, spec, f"sandbox {self.id}")
 
     @property
@@ -64,6 +69,9 @@ class DockerSandbox:
         result = self._guard(lambda: self._driver.run(command, timeout_s, half_bytes))
         self._kills = self._kills + 1 if result.exit_code == EXIT_KILLED else 0
         self._worn = self._worn or self._kills >= KILLS_BEFORE_RECYCLING
+        if self.disk_used_mb is not None:
+            note = f"\n[files take {self.disk_used_mb} MiB, over the limit of {self.spec.disk_mb}: remove some]\n"
+            result = replace(result, output=result.output + note)
         return result
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:
@@ -78,6 +86,14 @@ class DockerSandbox:
             raise SandboxError(f"sandbox {self.id}: only a sandbox with read_only=True can be reset")
         content = as_bytes(files or {})
         self._guard(lambda: self._driver.reset(content))
+
+    def kill_all(self) -> None:
+        """Kill all that runs in it, from any thread; a command that another thread waits for ends as killed.
+
+        Raises:
+            SandboxError: the engine does not do it.
+        """
+        self._driver.kill_all()
 
     def alive(self) -> bool:
         """True where the driver answers."""
@@ -131,6 +147,7 @@ class DockerBackend:
         self._live: set[DockerSandbox] = set()
         self._live_lock = threading.Lock()
         self._closed = False
+        self._disk_watch = DiskWatch(self._api, f"{BACKEND}={self._id}", self._writable)
         self.reap()
 
     @property
@@ -178,6 +195,7 @@ class DockerBackend:
         if self._closed:
             return
         self._closed = True
+        self._disk_watch.close()
         self._pool.close()
         with self._live_lock:
             live = list(self._live)
@@ -208,6 +226,8 @@ class DockerBackend:
             raise
         with self._live_lock:
             self._live.add(sandbox)
+        if not spec.read_only:
+            self._disk_watch.start()
         return sandbox
 
     def _start_container(self, spec: SandboxSpec, image: str) -> str:
@@ -222,6 +242,10 @@ class DockerBackend:
             self._remove_one(container_id)
             raise
         return container_id
+
+    def _writable(self) -> list[DockerSandbox]:
+        with self._live_lock:
+            return [sandbox for sandbox in self._live if not sandbox.spec.read_only]
 
     def _forget(self, sandbox: DockerSandbox) -> None:
         with self._live_lock:

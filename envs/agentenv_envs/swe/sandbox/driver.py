@@ -10,7 +10,8 @@ Invariants:
   denies its memory, environment and descriptors to others even of the same user, and the tag is never in an argument.
 - A channel that is lost (the command killed the driver, or nothing answers) is reopened once after a sweep; if that
   fails too, the container counts as lost: `SandboxError`, never a hang.
-- The sweep is an exec that is detached and polled: an attached one can wait for ever.
+- The sweep is an exec that is detached and polled: an attached one can wait for ever. Where no process can start any
+  more, PID 1 is told to kill first.
 """
 
 import logging
@@ -26,7 +27,7 @@ from agentenv.errors import SandboxError
 
 from .base import EXIT_KILLED, EXIT_TIMED_OUT, CommandResult, SandboxSpec, absolute_path, decode_output
 from .channel import OPEN_TIMEOUT_S, Answer, Channel, ChannelLostError
-from .engine import OUTPUT_FOLDER, RESET_MOUNTS, engine_errors
+from .engine import OUTPUT_FOLDER, RESET_MOUNTS, SWEEP_SIGNAL, engine_errors
 
 __all__ = ["Driver"]
 
@@ -38,6 +39,7 @@ CHUNK_BYTES = 64 * 1024
 GRACE_S = 10.0
 """How long past its own limits an answer may take: covers the second between TERM and KILL, and a busy machine."""
 SWEEP_TIMEOUT_S = 8.0
+SWEEPS = 3
 
 _BOOT = (
     f'd={OUTPUT_FOLDER}/driver; rm -rf "$d"; set -- IFS= read -r -N %d s "&&" eval \'"$s"\'; '
@@ -138,6 +140,15 @@ class Driver:
         except ChannelLostError:
             return False
 
+    def kill_all(self) -> None:
+        """Kill all that runs, from any thread; a command that another thread waits for ends as killed.
+
+        Raises:
+            SandboxError: the engine does not do it.
+        """
+        with engine_errors(f"{self._name}: killing what runs"):
+            self._api.kill(self._container_id, SWEEP_SIGNAL)
+
     def close(self) -> None:
         """Drop the channel for good; the driver ends, and a request that another thread waits for fails."""
         self._ended.set()
@@ -153,6 +164,21 @@ class Driver:
         self._channel.close()
         if self._ended.is_set():
             raise SandboxError(f"{self._name} was closed")
+        for attempt in range(SWEEPS):
+            try:
+                self._kill_and_tidy()
+                break
+            except SandboxError:
+                if attempt == SWEEPS - 1:
+                    raise
+                # Where all processes are used up no exec starts. What PID 1 kills may be the next exec, though.
+                self.kill_all()
+                time.sleep(0.2)
+        self._channel = self._open()
+        if self._ended.is_set():  # meanwhile
+            self._channel.close()
+
+    def _kill_and_tidy(self) -> None:
         with engine_errors(f"{self._name}: sweeping"):
             created = self._api.exec_create(self._container_id, ["bash", "-p", "-c", _SWEEP], user="0:0")
             self._api.exec_start(created["Id"], detach=True)
@@ -161,9 +187,6 @@ class Driver:
                 if time.monotonic() > deadline:
                     raise SandboxError(f"{self._name}: the container does not answer")
                 time.sleep(0.02)
-        self._channel = self._open()
-        if self._ended.is_set():  # meanwhile
-            self._channel.close()
 
     def _recover(self, lost: ChannelLostError, half_bytes: int) -> Answer:
         """Reopen the channel after a command broke it, and fetch what the command wrote until then."""

@@ -5,8 +5,9 @@ Invariants:
   processes and file size; its log driver is off, since output would grow the host's disk.
 - With `read_only` nothing but memory file systems can be written, /dev included, so that emptying these is all that a
   reset has to do. There are no POSIX message queues, which no listing would show.
-- PID 1 ignores every signal from inside and its memory is closed, so that no command can end its container or leave
-  anything behind in it.
+- PID 1 ignores every signal from inside but one and its memory is closed, so that no command can end its container or
+  leave anything behind in it. At that one it kills all others, which needs no fork: no exec starts in a container whose
+  processes are used up. A command may send it, too, and has gained what `kill -9 -1` does.
 """
 
 import os
@@ -23,6 +24,7 @@ from .base import SandboxSpec
 __all__ = [
     "OUTPUT_FOLDER",
     "RESET_MOUNTS",
+    "SWEEP_SIGNAL",
     "connect",
     "container_settings",
     "engine_errors",
@@ -34,6 +36,8 @@ OUTPUT_FOLDER = "/run/out"
 RESET_MOUNTS = {"/tmp": "1777", "/dev/shm": "1777", OUTPUT_FOLDER: "700"}
 """Memory file systems of a read_only sandbox besides the workdir (mode 755): path -> mode."""
 
+SWEEP_SIGNAL = "RTMIN+3"
+"""Told to PID 1: kill all others."""
 ENGINE_TIMEOUT_S = 60
 PROBE_TIMEOUT_S = 5
 CHANNEL_MB = 34
@@ -47,7 +51,8 @@ FILE_BYTES = 1_000_000_000
 # PID 1 is called init, that is, when all this is done.
 _PID_1 = (
     f'i={OUTPUT_FOLDER}/init; cp -- "$BASH" "$i" && chmod 111 "$i" && mkfifo -m 600 "$i.wait" && exec 3<>"$i.wait" && '
-    'exec -a init "$i" -p -c \'trap "" HUP INT QUIT TERM USR1 USR2; while :; do read -r -u 3 _; done\''
+    'exec -a init "$i" -p -c \'trap "" HUP INT QUIT TERM USR1 USR2; '
+    f'trap "kill -KILL -1" {SWEEP_SIGNAL}; while :; do read -r -u 3 _; done\''
 )
 
 

@@ -1,0 +1,267 @@
+"""What agents, engines and trainers do to sandboxes, and what must hold then.
+
+A command is a result in bounded time, whatever it does; the sandbox serves the next one; after a reset nothing tells of
+it. Only a container or an engine that is gone is an exception, and a typed one. More of the same is in
+test_docker_commands.py (killed drivers, forged answers, time-outs), test_docker_reset.py (what a reset undoes) and
+test_docker_backend.py (killed owners).
+"""
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import SandboxError
+from agentenv_envs.swe import SWEEnv
+from agentenv_envs.swe.protocols import SUBMIT, as_action
+from agentenv_envs.swe.sandbox import SandboxSpec, disk, driver
+from agentenv_envs.swe.sandbox.base import EXIT_KILLED, EXIT_TIMED_OUT
+from agentenv_envs.swe.sandbox.docker_backend import DockerBackend, DockerSandbox
+
+pytestmark = pytest.mark.docker
+
+ENGINE = "/var/run/docker.sock"
+
+# Takes every process that may be had, and takes again what becomes free.
+FILL = """
+import os, time
+while True:
+    try: os.fork()
+    except OSError: time.sleep(0.01)
+"""
+
+# Each with seconds after which it must have been answered; the limit of the command is 3 s.
+COMMANDS = {
+    "out of memory": ("python -c 'x = bytearray(4 * 10**9)'", 10),
+    "out of memory by files": ("head -c 900M /dev/zero >/tmp/a; cat /dev/zero | tail", 20),
+    "a fork bomb in the foreground": ("bomb() { bomb | bomb; }; bomb", 25),
+    "a fork bomb of python": ("python -c 'import os\nwhile True: os.fork()'", 25),
+    "300 MB of output": ("head -c 300000000 /dev/zero", 10),
+    "300 MB of lines to both streams": ("(yes | head -c 150M) & yes no | head -c 150M >&2; wait", 15),
+    "everything killed": ("kill -9 -1", 10),
+    "everything stopped": ("kill -STOP -1", 25),
+    "everything terminated": ("kill -TERM -1; kill -HUP -1; sleep 1", 10),
+    "all files removed": ("rm -rf --no-preserve-root / 2>/dev/null", 10),
+    "all files removed as an agent would": ("cd /; rm -rf * .[a-z]* 2>/dev/null", 10),
+    "a background process with our stdout": ("sleep 100 & setsid sleep 100 & disown -a; echo done", 5),
+    "an unterminated document": ("cat <<EOF\nabc", 5),
+    "an unterminated quote": ("echo 'abc", 5),
+    "an interactive python": ("python -i; python", 5),
+    "an editor": ("vi x; ed x; nano x; emacs x; true", 5),
+    "a pager": ("git log | less; man ls; more /etc/passwd; top; true", 10),
+    "a question": ("read -p 'sure? ' answer; select x in a b; do echo $x; done; passwd; su -c true", 5),
+    "a shell": ("bash -i; sh; exec bash", 5),
+    "binary output": ("head -c 200000 /dev/urandom; printf '\\1\\0\\1ok 0 0\\1'", 5),
+    "terminal controls": ("printf '\\033c\\033[2J\\033]0;x\\007'; stty -a; tput reset; clear; true", 5),
+    "no input and much of it": ("cat; cat /dev/stdin; cat <&1", 10),
+    "a tight loop": ("while :; do :; done", 10),
+    "many open files": ("python -c 'f = [open(\"/dev/null\") for _ in range(10**6)]'", 10),
+    "deep recursion": ("f() { f; }; f", 30),
+    "a closed output": ("exec >&- 2>&-; echo x; sleep 0.1", 5),
+    "its output deleted": ("rm -rf /run/out; echo x", 5),
+    "the message channel filled": ("yes >/run/out/full; echo x", 15),
+}
+
+
+@pytest.mark.parametrize(("command", "limit_s"), COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_hostile_command_is_a_result_in_time_and_the_sandbox_serves_on(
+    sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch, command: str, limit_s: float
+) -> None:
+    monkeypatch.setattr(driver, "GRACE_S", 2.0)
+    started = time.monotonic()
+    result = sandbox.run(command, timeout_s=3, half_bytes=1000)
+    assert time.monotonic() - started < limit_s
+    assert len(result.output) <= 2200
+    sandbox.reset()
+    assert sandbox.run("echo on; ls -A", timeout_s=10).output == "on\n"
+
+
+def test_a_command_of_a_megabyte_runs_whole(sandbox: DockerSandbox) -> None:
+    lines = "\n".join(f"x{number}={'v' * 90}" for number in range(10_400))
+    assert len(lines) > 1_000_000
+    assert sandbox.run(f"{lines}\necho $x10399").output == "v" * 90 + "\n"
+
+
+@pytest.mark.parametrize("what", ["a command", "a file"])
+def test_where_no_process_can_start_any_more_the_sandbox_is_swept_and_goes_on(
+    sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(driver, "GRACE_S", 1.0)
+    monkeypatch.setattr(driver, "OPEN_TIMEOUT_S", 3.0)
+    sandbox.write_files({"app.py": "x = 1\n"})
+    sandbox.write_files({"/tmp/fill.py": FILL})
+    sandbox.run("setsid python /tmp/fill.py >/dev/null 2>&1 & sleep 0.7")
+    if what == "a command":
+        assert sandbox.run("echo on", timeout_s=1).exit_code in (EXIT_TIMED_OUT, EXIT_KILLED)
+    assert sandbox.read_file("app.py") == b"x = 1\n"
+    assert sandbox.run("echo on; pgrep -c python").output == "on\n0\n"
+
+
+def test_memory_that_runs_out_twice_costs_the_container(docker_backend: DockerBackend) -> None:
+    spec = SandboxSpec(read_only=True, memory_mb=120)
+    sandbox = docker_backend.acquire(spec)
+    for _ in range(2):
+        assert sandbox.run("exec python -c 'x = bytearray(10**9)'").exit_code == 137
+    docker_backend.release(sandbox)
+    following = docker_backend.acquire(spec)
+    assert following.id != sandbox.id
+    docker_backend.release(following)
+
+
+def test_a_full_disk_is_the_command_s_failure_and_ends_with_its_files(sandbox: DockerSandbox) -> None:
+    full = sandbox.run("for part in a b c d; do head -c 20M /dev/zero >big.$part; done", timeout_s=20)
+    assert "No space left on device" in full.output
+    with pytest.raises(OSError, match="cannot write"):
+        sandbox.write_files({"more": b"x" * 1_000_000})
+    assert sandbox.run("rm big.* more; echo x >small; cat small").output == "x\n"
+
+
+def test_a_writable_root_is_bounded_and_usable_again_once_files_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk, "LOOK_S", 0.3)
+    backend = DockerBackend()
+    try:
+        sandbox = backend.acquire(SandboxSpec(disk_mb=50))
+        assert sandbox.run("head -c 30M /dev/zero >/small; sleep 1; echo fine").output == "fine\n"
+        result = sandbox.run("head -c 90M /dev/zero >/big; sleep 30", timeout_s=60)
+        assert result.exit_code == 137
+        assert "MiB, over the limit of 50: remove some" in result.output
+        deadline = time.monotonic() + 20
+        while "over the limit" in sandbox.run("rm -f /big; sleep 0.5").output:
+            assert time.monotonic() < deadline
+        assert sandbox.run("sleep 0.7; ls /small; echo on").output == "/small\non\n"
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("limits", [{"read_only": True}, {}], ids=["read-only", "writable"])
+def test_removing_everything_harms_one_container_only(
+    docker_backend: DockerBackend, limits: dict[str, bool]
+) -> None:
+    sandbox = docker_backend.acquire(SandboxSpec(**limits))  # type: ignore[arg-type]
+    result = sandbox.run("echo gone; rm -rf --no-preserve-root / 2>/dev/null", timeout_s=30)
+    assert result.output.startswith("gone")
+    try:
+        after = sandbox.run("echo still")
+        assert after.output == ("still\n" if limits else after.output)
+    except SandboxError:
+        assert not limits, "a read-only root can't be removed"
+    docker_backend.release(sandbox)
+    following = docker_backend.acquire(SandboxSpec(**limits))  # type: ignore[arg-type]
+    assert following.run("cat /etc/hostname >/dev/null && echo whole").output == "whole\n"
+    docker_backend.release(following)
+
+
+class BreakingEngine:
+    """A socket before the engine's own that can break every connection and refuse new ones, as a restart does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.down = False
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.down:
+                client.close()
+                continue
+            engine = socket.socket(socket.AF_UNIX)
+            engine.connect(ENGINE)
+            self._pairs.append((client, engine))
+            for pair in ((client, engine), (engine, client)):
+                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def go_down(self) -> None:
+        self.down = True
+        for pair in self._pairs:
+            for end in pair:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+        self._pairs.clear()
+
+    def close(self) -> None:
+        self.go_down()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BreakingEngine]:
+    if not Path(ENGINE).exists():
+        pytest.skip(f"no engine at {ENGINE}")
+    engine = BreakingEngine(tmp_path / "e.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.path}")
+    yield engine
+    engine.close()
+
+
+def test_an_engine_that_restarts_ends_the_command_as_a_sandbox_error_and_the_backend_goes_on(
+    engine: BreakingEngine,
+) -> None:
+    backend = DockerBackend()
+    try:
+        spec = SandboxSpec(read_only=True)
+        busy, idle = backend.acquire(spec), backend.acquire(spec)
+        backend.release(idle)
+        timer = threading.Timer(0.5, engine.go_down)
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(SandboxError):
+            busy.run("sleep 30", timeout_s=60)
+        assert time.monotonic() - started < 15
+        timer.join()
+        backend.release(busy)
+        with pytest.raises(SandboxError):
+            backend.acquire(spec)
+        engine.down = False
+        again = backend.acquire(spec)
+        assert again.id not in (busy.id, idle.id)
+        assert again.run("echo on").output == "on\n"
+    finally:
+        backend.close()
+    other = DockerBackend()
+    left = other.client.api.containers(all=True)
+    assert not {busy.container_id, idle.container_id, again.container_id} & {item["Id"] for item in left}
+    other.close()
+
+
+def test_a_container_removed_in_mid_episode_is_no_reward_and_the_next_episode_is_whole() -> None:
+    env = SWEEnv(sandbox="docker")
+    try:
+        env.reset(seed=0)
+        container = env._workspace.sandbox.container_id  # type: ignore[union-attr, attr-defined]
+        remove = ["docker", "rm", "-f", container]
+        timer = threading.Timer(0.3, lambda: subprocess.run(remove, capture_output=True, check=False))
+        timer.start()
+        with pytest.raises(SandboxError):
+            env.step(as_action("sleep 30"))
+        timer.join()
+        with pytest.raises(RuntimeError, match="after the end of the episode"):
+            env.step(as_action("true"))
+        env.reset(seed=0)
+        assert env.step(as_action("ls"))[0].split("\n")[-2:] == ["app.py", "test.py"]
+        assert env.step(as_action(SUBMIT))[1] == 0.0
+    finally:
+        env.close()
