@@ -19,7 +19,7 @@ from agentenv.errors import UsageError
 
 from .calibrate import Calibration
 
-__all__ = ["reason_class", "reason_table", "write_keep_list", "write_report"]
+__all__ = ["read_keep_list", "reason_class", "reason_table", "write_keep_list", "write_report"]
 
 CALIBRATES = "calibrates"
 _EXAMPLE_CHARS = 90
@@ -92,6 +92,21 @@ def write_keep_list(path: Path, results: Iterable[Calibration]) -> None:
         UsageError: the file can't be written.
     """
     _write(path, "".join(f"{result.instance_id}\n" for result in results if result.calibrates))
+
+
+def read_keep_list(path: Path) -> frozenset[str]:
+    """The ids of a keep list; at least one.
+
+    Raises:
+        UsageError: the file can't be read, or holds no id.
+    """
+    try:
+        ids = frozenset(path.read_text(encoding="utf-8").split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: can't be read as a list of ids: {error}") from None
+    if not ids:
+        raise UsageError(f"{path}: names no row; a list of ids is needed, one a line")
+    return ids
 
 
 def _write(path: Path, text: str) -> None:

@@ -31,6 +31,8 @@ class SWEEnv(BaseEnv):
         dataset: a local JSONL, JSON or Parquet file or the name of a data set on the hub; None for embedded tasks.
         dataset_split: which of the hub data set's own splits to read; None for the one named test. `split` then
             divides its rows.
+        keep: a file with the ids of the rows to use, one a line, as `agentenv swe calibrate --keep` writes it; None
+            for all rows.
         levels: of the embedded tasks: 1 failing call named, 2 behaviour only, 3 two bugs, 4 function gone.
         families: of the embedded tasks; all of the split's by default.
         sandbox: "docker", "local-unisolated" or "auto" (Docker where an engine answers).
@@ -56,6 +58,7 @@ class SWEEnv(BaseEnv):
         split: str = "train",
         dataset: str | None = None,
         dataset_split: str | None = None,
+        keep: str | None = None,
         levels: Sequence[int] = (1, 2),
         families: Sequence[str] | None = None,
         sandbox: str = "auto",
@@ -75,8 +78,12 @@ class SWEEnv(BaseEnv):
         ):
             if value <= 0:
                 raise UsageError(f"{name} is {value}; it has to be above 0")
+        if keep is not None and not dataset:
+            raise UsageError(f"keep={keep!r}: embedded tasks need no list of rows; name a dataset")
         self.tasks: Tasks = (
-            RowTasks(dataset, split, dataset_split) if dataset else EmbeddedTasks(split, levels, families)
+            RowTasks(dataset, split, dataset_split, keep)
+            if dataset
+            else EmbeddedTasks(split, levels, families)
         )
         self.protocol: AgentProtocol = open_protocol(protocol)
         """Of the present episode."""

@@ -9,11 +9,13 @@ import functools
 import logging
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from agentenv.errors import SandboxError, UsageError
 
-from .data import SWETask, load_tasks
+from .calibration_report import read_keep_list
+from .data import RefusedRow, SWETask, load_tasks
 from .embedded.oracle import MAX_MODULE_BYTES
 from .embedded.oracle import grade as grade_module
 from .embedded.tasks import EMBEDDED_WORKDIR, MODULE, TEST_COMMAND, EmbeddedTask, generate_task
@@ -113,18 +115,36 @@ class EmbeddedWorkspace:
 
 
 @functools.lru_cache(maxsize=4)
-def _load_once(source: str, dataset_split: str | None) -> tuple[SWETask, ...]:
-    """A data set is read once in a process, however many environments use it."""
-    return tuple(load_tasks(source, dataset_split))
+def _load_once(source: str, dataset_split: str | None, keep: frozenset[str] | None) -> tuple[SWETask, ...]:
+    """A data set is read once in a process, however many environments use it. Rows that are refused are logged."""
+    refused: list[RefusedRow] = []
+    tasks = load_tasks(source, dataset_split, refused=refused)
+    if keep is None:
+        for row in refused:
+            logger.warning("%s: the row is refused: %s", row.instance_id, row.reason)
+        if refused:
+            logger.warning("%s: %d of %d rows are refused", source, len(refused), len(refused) + len(tasks))
+        return tuple(tasks)
+    for row in refused:
+        if row.instance_id in keep:
+            raise UsageError(f"{source}: {row.instance_id}: {row.reason}")
+    missing = keep.difference(task.instance_id for task in tasks)
+    if missing:
+        raise UsageError(f"keep: {source} has no row {min(missing)!r} ({len(missing)} are not there)")
+    return tuple(task for task in tasks if task.instance_id in keep)
 
 
 class RowTasks:
-    """Rows of a data set. One in five is held out by its id; fewer than ten rows are not split."""
+    """Rows of a data set, all or those of a keep list. One in five is held out by its id; fewer than ten rows are not
+    split."""
 
-    def __init__(self, source: str, split: str, dataset_split: str | None = None) -> None:
+    def __init__(
+        self, source: str, split: str, dataset_split: str | None = None, keep: str | None = None
+    ) -> None:
         if split not in ("train", "heldout"):
             raise UsageError(f"split is {split!r}; a data set has train and heldout")
-        rows = sorted(_load_once(source, dataset_split), key=lambda row: row.instance_id)
+        kept = None if keep is None else read_keep_list(Path(keep))
+        rows = sorted(_load_once(source, dataset_split, kept), key=lambda row: row.instance_id)
         if len(rows) >= 10:
             held_out = {row.instance_id for row in random.Random(0).sample(rows, len(rows) // 5)}
             rows = [row for row in rows if (row.instance_id in held_out) == (split == "heldout")]
