@@ -116,11 +116,15 @@ class EmbeddedWorkspace:
 
 @functools.lru_cache(maxsize=4)
 def _load_once(source: str, dataset_split: str | None, keep: frozenset[str] | None) -> tuple[SWETask, ...]:
-    """A data set is read once in a process, however many environments use it."""
-    if keep is None:
-        return tuple(load_tasks(source, dataset_split))
+    """A data set is read once in a process, however many environments use it. Rows that are refused are logged."""
     refused: list[RefusedRow] = []
     tasks = load_tasks(source, dataset_split, refused=refused)
+    if keep is None:
+        for row in refused:
+            logger.warning("%s: the row is refused: %s", row.instance_id, row.reason)
+        if refused:
+            logger.warning("%s: %d of %d rows are refused", source, len(refused), len(refused) + len(tasks))
+        return tuple(tasks)
     for row in refused:
         if row.instance_id in keep:
             raise UsageError(f"{source}: {row.instance_id}: {row.reason}")

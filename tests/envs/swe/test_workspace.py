@@ -59,6 +59,18 @@ def test_rows_of_another_split_of_the_data_set_are_left_out(tmp_path: Path) -> N
     assert len(_ids(RowTasks(str(path), "train"))) == 2
 
 
+def test_rows_that_are_refused_are_logged_with_their_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = json.loads((Path(__file__).parent / "fixtures" / "package_rows.jsonl").read_text())
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "instance_id": "b", "patch": ""}) + "\n")
+    rows = RowTasks(str(path), "train").rows
+    assert [task.instance_id for task in rows] == [row["instance_id"]]
+    assert "b: the row is refused: field 'patch' must not be empty" in caplog.text
+    assert "1 of 2 rows are refused" in caplog.text
+
+
 def test_a_keep_list_leaves_the_other_rows_out_even_broken_ones(tmp_path: Path) -> None:
     source = _write(tmp_path / "many.jsonl", 15)
     with (tmp_path / "many.jsonl").open("a") as file:
