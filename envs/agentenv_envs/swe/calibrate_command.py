@@ -82,6 +82,11 @@ def add_calibrate(commands: Any) -> None:
         help="where tests run (default: %(default)s)",
     )
     parser.add_argument(
+        "--sandbox-url",
+        metavar="URL",
+        help="take the sandboxes from a service, or from several with commas between their URLs",
+    )
+    parser.add_argument(
         "--allow-unisolated",
         action="store_true",
         help="with --sandbox local-unisolated: run the rows' code with all the rights of this user",
@@ -161,7 +166,7 @@ def _run(
 
     try:
         with _terminable(), contextlib.ExitStack() as stack:
-            backend = open_backend(args.sandbox)
+            backend = open_backend(args.sandbox, url=args.sandbox_url)
             stack.callback(backend.close)
             progress = stack.enter_context(_open_progress(len(tasks), len(found)))
             calibrate(

@@ -233,9 +233,10 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     opened: list[str] = []
     closed: list[str] = []
 
-    def fake(name: str) -> Any:
-        opened.append(name)
-        return SimpleNamespace(kind=name, close=lambda: closed.append(name))
+    def fake(name: str, *, url: str | None) -> Any:
+        shown = name if url is None else f"{name} at {url}"
+        opened.append(shown)
+        return SimpleNamespace(kind=name, close=lambda: closed.append(shown))
 
     monkeypatch.setattr("agentenv_envs.swe.sandbox.open_backend", fake)
     yield opened
@@ -277,6 +278,12 @@ def test_without_a_file_the_report_goes_to_stdout(
     assert command(str(FIXTURE), "--repeats", "1") == 0
     assert json.loads(capsys.readouterr().out)[0]["gold"] == 1
     assert backends == ["docker"]
+
+
+def test_sandboxes_may_come_from_a_service(backends: list[str], grades: Callable[..., list[str]]) -> None:
+    grades(RESOLVED, FAILED)
+    assert command(str(FIXTURE), "--repeats", "1", "--sandbox-url", "http://host:1") == 0
+    assert backends == ["docker at http://host:1"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
