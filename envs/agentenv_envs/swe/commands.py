@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .calibrate_command import add_calibrate
+from .synth.command import add_synth
 
 __all__ = ["add_commands"]
 
@@ -18,3 +19,4 @@ def add_commands(subparsers: Any) -> None:
     swe = subparsers.add_parser("swe", help="software-engineering tasks")
     commands = swe.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_calibrate(commands)
+    add_synth(commands)

@@ -91,5 +91,5 @@ def test_an_archive_is_found_beside_the_rows_and_changes_the_image(tmp_path: Pat
 
 @pytest.mark.parametrize("value", ["missing.tar.gz", "../pkg.tar.gz", "/pkg.tar.gz", 3])
 def test_an_archive_that_is_elsewhere_or_missing_is_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(UsageError, match="'pkg-1.0__synth-1': field 'source_archive'"):
+    with pytest.raises(UsageError, match=r"'pkg-1\.0__synth-1': field 'source_archive'"):
         parse(tmp_path, source_archive=value)
