@@ -84,7 +84,9 @@ def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stas
         script = script.replace(task.base_commit, "refs/agentenv/base")
     needs_junit = _is_pytest(task)
     junit = f"{task.workdir}/{scratch}/junit.xml"
-    options = f"export PYTEST_ADDOPTS='--junitxml={junit}'\n" if needs_junit else ""
+    options = "export PIP_RETRIES=0 PIP_NO_INPUT=1\n"  # there is no network: what a script would fetch fails at once
+    if needs_junit:
+        options += f"export PYTEST_ADDOPTS='--junitxml={junit}'\n"
     sandbox.write_files({f"{scratch}/eval.sh": options + script})
     result = sandbox.run(
         f"bash {scratch}/eval.sh </dev/null", timeout_s=task.timeout_s, half_bytes=_LOG_BYTES // 2

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from agentenv_envs.swe.data import SWETask, parse_task
 from agentenv_envs.swe.grading import Grade, grade, open_workspace, workspace_patch
 from agentenv_envs.swe.junit import TestStatus, junit_key
 from agentenv_envs.swe.log_grading import LogRun, judge_log, output_of_tests
+from agentenv_envs.swe.log_parsers import STATUSES
 from agentenv_envs.swe.sandbox import SandboxBackend, open_backend
 from agentenv_envs.swe.sandbox.images import build_image, ensure_base_image
 from agentenv_envs.swe.test_commands import eval_script, marked_script
@@ -120,6 +122,26 @@ def test_the_junit_file_is_compared_without_parameters_and_files() -> None:
         log, row=row, needs_junit=True, junit={("r2e_tests.t.OtherTestB", "test_b[x]"): passed}
     )
     assert reason == "TestB.test_b[x]: passed in the log, but not in the JUnit file"
+
+
+def test_the_rule_is_swebenchs_on_random_results() -> None:
+    theirs = pytest.importorskip("swebench.harness.grading")
+    random = Random(0)
+    names = [f"t.py::test_{n}[{parameter}]" for n in range(4) for parameter in ("a b", "a c", "x")]
+    resolved = 0
+    for _ in range(3000):
+        shown = random.sample(names, random.randint(8, 12))
+        statuses = {name: random.choice(["PASSED"] * 12 + list(STATUSES)) for name in shown}
+        first, second, third, fourth = random.sample(names + [name[:-3] for name in names], 4)
+        row = replace(task(), fail_to_pass=(first, second), pass_to_pass=(third, fourth))
+        lists = {"FAIL_TO_PASS": [first, second], "PASS_TO_PASS": [third, fourth]}
+        report = theirs.get_eval_tests_report(statuses, lists)
+        expected = theirs.get_resolution_status(report) == "RESOLVED_FULL"
+        log = "\n".join(f"{status} {name}" for name, status in statuses.items())
+        row = replace(row, log_parser="pytest_v2")
+        assert (reasons(log, row=row) == []) is expected, (statuses, lists)
+        resolved += expected
+    assert 0 < resolved < 3000
 
 
 R2E = (("test_a", "PASSED"), ("TestB.test_b", "FAILED"))
