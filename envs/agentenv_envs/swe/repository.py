@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterable
@@ -72,6 +73,12 @@ fi
 printf '%s\\n' '__pycache__/' '*.py[cod]' '.pytest_cache/' '.hypothesis/' >>.git/info/exclude
 git update-ref {BASE_REF} HEAD
 """
+# Images of SWE-bench and of its relatives have the repository's Python in an environment that no shell activates.
+_CONDA_IMAGE = re.compile(r"sweb\.eval\.|swesmith\.")
+_CONDA = {
+    "PATH": "/opt/miniconda3/envs/testbed/bin:/opt/miniconda3/bin:"
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+}
 # What an agent must not see leaves the repository before it is committed; the archive leaves with the agent's shell.
 _HIDE = """\
 present=()
@@ -111,6 +118,7 @@ def open_workspace(
             memory_mb=4096 if large else 1024,
             cpus=2.0 if large else 1.0,
             pids=512 if large else 256,
+            environment=_CONDA if task.image is not None and _CONDA_IMAGE.search(task.image) else {},
         )
     else:
         folder = ensure_package_folder(task, progress=progress)

@@ -225,13 +225,14 @@ def docker_backend() -> Iterator[SandboxBackend]:
 @pytest.fixture(scope="module")
 def image(docker_backend: SandboxBackend) -> Iterator[str]:
     client = docker_backend.backend.client  # type: ignore[attr-defined]
-    tag = "agentenv/test-log-grading:1"
+    tag = "agentenv/test-sweb.eval.log-grading:1"
     steps = [
         f"FROM {ensure_base_image(client)}",
         "COPY repository /testbed",
         "COPY r2e_tests /r2e_tests",
         "WORKDIR /testbed",
         "RUN git init -q && git add -A && git commit -qm a",
+        "RUN mkdir -p /opt/miniconda3/envs/testbed/bin && ln -s /bin/true /opt/miniconda3/envs/testbed/bin/in-conda",
     ]
     files = {f"repository/{name}": text.encode() for name, text in FILES.items()}
     build_image(client, tag, {**files, "r2e_tests/test_1.py": R2E_TESTS.encode()}, "\n".join(steps) + "\n")
@@ -369,6 +370,18 @@ def test_hidden_files_are_not_in_an_agents_sandbox_and_its_own_do_not_count(
     assert hacked(own, row_of("r2e", image), docker_backend).status == "failed"
     own = "printf 'def test_one(): pass\\ndef test_zero(): pass\\n' >tests/test_sub.py"
     assert hacked(own, row_of("smith", image), docker_backend).status == "failed"
+
+
+@pytest.mark.docker
+def test_an_agent_has_the_python_of_the_repositorys_own_environment(
+    docker_backend: SandboxBackend, image: str
+) -> None:
+    sandbox = open_workspace(row_of("bench", image), docker_backend)
+    try:
+        assert sandbox.run("command -v in-conda").output == "/opt/miniconda3/envs/testbed/bin/in-conda\n"
+        assert sandbox.run("python -c 'import pytest'").exit_code == 0
+    finally:
+        docker_backend.release(sandbox)
 
 
 @pytest.mark.docker
