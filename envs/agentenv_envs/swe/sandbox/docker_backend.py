@@ -281,8 +281,11 @@ class DockerBackend:
         ids = list(container_ids)
         if not ids:
             return 0
-        with ThreadPoolExecutor(PARALLEL_REMOVALS, thread_name_prefix="sandbox-removal") as threads:
-            return sum(threads.map(self._remove_one, ids))
+        try:
+            with ThreadPoolExecutor(PARALLEL_REMOVALS, thread_name_prefix="sandbox-removal") as threads:
+                return sum(threads.map(self._remove_one, ids))
+        except RuntimeError:  # the interpreter is ending: no pool starts any more
+            return sum(map(self._remove_one, ids))
 
     def _remove_one(self, container_id: str) -> bool:
         """Remove a container with its volumes; true if it is gone or going. Failures are logged: the reaper retries."""

@@ -27,6 +27,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+# Ends with a sandbox in use and one in the pool, and closes nothing.
+FORGET = """
+from agentenv_envs.swe.sandbox import SandboxSpec, open_backend
+backend = open_backend("docker")
+first, second = (backend.acquire(SandboxSpec(read_only=True)) for _ in range(2))
+backend.release(second)
+print(first.container_id, second.container_id)
+"""
+
+
 def existing(backend: DockerBackend) -> set[str]:
     return {item["Id"] for item in backend.client.api.containers(all=True, filters={"label": SANDBOX})}
 
@@ -132,6 +142,14 @@ def abandon() -> set[str]:
     abandoned = set(process.stdout.split())
     assert len(abandoned) == 2, process.stderr
     return abandoned
+
+
+def test_a_process_that_forgets_to_close_leaves_nothing(docker_backend: DockerBackend) -> None:
+    process = subprocess.run([sys.executable, "-c", FORGET], capture_output=True, text=True, check=True)
+    forgotten = set(process.stdout.split())
+    assert len(forgotten) == 2
+    assert process.stderr == ""
+    assert not forgotten & existing(docker_backend)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_backend(docker_backend: DockerBackend) -> None:
