@@ -2,12 +2,12 @@
 
 Invariants:
 - A request to the engine takes at most `REQUEST_S` seconds.
-- The sandbox is made as those of runs are, and removed again; where the check is given up, the labels of its container
-  let the next backend remove it.
+- The sandbox is made as those of runs are, and removed again, where the check is given up at the end of the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -46,6 +46,8 @@ def _look() -> Iterator[Check]:
         )
         if "pip install" in str(error):
             advice = "pip install 'agentenv-rl[docker]'"
+        elif "Permission denied" in str(error):
+            advice = "join the group that owns the socket (usermod -aG docker NAME) and log in again"
         yield Check(_ENGINE, "FAIL", str(error), advice)
         for name in _AFTER_ENGINE:
             yield Check(name, "warn", "not looked at: no engine answers")
@@ -178,11 +180,13 @@ def _container(client: Any, image: Check) -> Check:
     """Start a sandbox, see that it reaches no network, and remove it."""
     from .swe.sandbox import SandboxSpec
     from .swe.sandbox.docker_backend import DockerBackend
+    from .swe.sandbox.images import base_image_tag
 
     if image.status != "ok":
         return Check("container", "warn", "not looked at: the base image is not there")
     try:
         backend = DockerBackend(client)
+        atexit.register(backend.close)  # should the doctor not wait for what follows
         try:
             sandbox = backend.acquire(SandboxSpec(read_only=True, memory_mb=128))
             try:
@@ -192,8 +196,11 @@ def _container(client: Any, image: Check) -> Check:
             left = backend.left()
         finally:
             backend.close()
+            atexit.unregister(backend.close)
     except (SandboxError, UsageError) as error:
-        return Check("container", "FAIL", str(error), "docker run --rm --network none does not work either?")
+        return Check(
+            "container", "FAIL", str(error), f"try: docker run --rm --network none {base_image_tag()} true"
+        )
     interfaces, _, connection = result.output.partition("\n")
     if interfaces.split() != ["lo"] or "unreachable" not in connection:
         return Check(

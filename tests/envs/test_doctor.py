@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -269,3 +271,30 @@ def test_a_real_engine_is_looked_at_and_nothing_is_left() -> None:
     assert checks["container"] == Check(
         "container", "ok", "a sandbox starts, reaches no network, and is removed"
     )
+
+
+# Its command hangs, so that the deadline comes while the container is there.
+GIVE_UP = """
+from agentenv_envs import doctor, doctor_docker
+doctor_docker._NETWORK_PROBE = "sleep 60"
+print(doctor.run_checks([doctor_docker.docker_group()], deadline_s=3.0)[-1].found)
+"""
+
+
+@pytest.mark.docker
+def test_a_container_whose_check_was_given_up_is_removed_at_the_end_of_the_process() -> None:
+    import docker
+
+    from agentenv_envs.swe.sandbox.images import ensure_base_image
+    from agentenv_envs.swe.sandbox.labels import OWNER, SANDBOX
+
+    client = docker.from_env()
+    try:
+        ensure_base_image(client)
+        process = subprocess.Popen([sys.executable, "-c", GIVE_UP], stdout=subprocess.PIPE, text=True)
+        out, _ = process.communicate(timeout=60)
+        assert out == "no answer within 3 s\n"
+        found = client.api.containers(all=True, filters={"label": SANDBOX})
+    finally:
+        client.close()
+    assert not [item for item in found if item["Labels"].get(OWNER, "").startswith(f"{process.pid} ")]
