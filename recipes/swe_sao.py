@@ -121,6 +121,9 @@ class SWEArguments(RecipeArguments):
         "auto",
         "Where commands run. auto: Docker where an engine answers, else without isolation, said loudly.",
     )
+    sandbox_url: str | None = setting(
+        None, "Take the sandboxes from a service, or several with commas between: docs/sandbox-service.md."
+    )
     allow_unisolated: bool = setting(False, "Run the code of a data set without isolation too.")
 
 
@@ -168,6 +171,8 @@ def environments(
     name, train, held_out = arguments.env or "SWE-v0", dict[str, Any](), dict[str, Any]()
     if sandboxes is not None:
         train = {"split": "train", "sandbox": sandboxes.kind, "allow_unisolated": arguments.allow_unisolated}
+        if arguments.sandbox_url is not None:
+            train["sandbox_url"] = arguments.sandbox_url
         if arguments.dataset != "embedded":
             train["dataset"] = arguments.dataset
         if max_turns is not None:
@@ -197,11 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     RunDirectory.check(config.output_dir, resume=arguments.resume)
     check_engine(arguments.engine)
     # Held open for the whole run, so that all environments share one pool of sandboxes.
-    sandboxes = open_backend(arguments.sandbox) if arguments.env is None else None
+    sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url) if arguments.env is None else None
     train_env, eval_env = environments(arguments, sandboxes, config.max_turns)
     policy = load(parsed)
-    if sandboxes is not None and sandboxes.kind == "docker" and arguments.dataset == "embedded":
-        make_base_image(sandboxes.backend.client)
+    client = getattr(sandboxes.backend, "client", None) if sandboxes is not None else None
+    if client is not None and arguments.dataset == "embedded":
+        make_base_image(client)
 
     rollout = config.rollout_config()
     engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)

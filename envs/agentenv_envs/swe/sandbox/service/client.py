@@ -66,10 +66,16 @@ def token_from_environment() -> str:
     path = os.environ.get("AGENTENV_SANDBOX_TOKEN_FILE", "")
     if not token and path:
         try:
-            words = Path(path).read_text(encoding="utf-8").split()
+            lines = [
+                line
+                for line in Path(path).read_text(encoding="utf-8").splitlines()
+                if line.strip() and not line.lstrip().startswith("#")
+            ]
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"AGENTENV_SANDBOX_TOKEN_FILE={path}: {error}") from None
-        token = words[-1] if words else ""
+        if len(lines) != 1:
+            raise UsageError(f"AGENTENV_SANDBOX_TOKEN_FILE={path}: one token is needed, not {len(lines)}")
+        token = lines[0].split()[-1]
     if not token:
         raise UsageError(
             "a sandbox service needs a token: set AGENTENV_SANDBOX_TOKEN, "
@@ -170,6 +176,7 @@ class RemoteBackend:
             raise UsageError("sandbox_url: at least one URL is needed")
         self._ttl_s, self._acquire_timeout_s = ttl_s, acquire_timeout_s
         self._endpoints = [Endpoint(url, token) for url in urls]
+        self._token = token
         self._prefix = f"e{uuid.uuid4().hex[:15]}"
         self._numbers = itertools.count()
         self._recipes: dict[str, Mapping[str, Any]] = {}
@@ -222,7 +229,11 @@ class RemoteBackend:
     def left(self) -> int:
         count = 0
         for endpoint in self._endpoints:
+            if self._ended.is_set():  # whoever has closed it may still ask
+                endpoint = Endpoint(endpoint.url, self._token)
             _, value = endpoint.ask("GET", "/v1/sandboxes")
+            if self._ended.is_set():
+                endpoint.close()
             count += sum(str(item).startswith(self._prefix) for item in value["ids"])
         return count
 

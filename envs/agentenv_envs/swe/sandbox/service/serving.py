@@ -37,6 +37,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: the address can't be had.
     """
+    if not 0 <= port <= 65535:  # the C library would wrap it round
+        raise UsageError(f"--port {port}: 0 to 65535 is allowed")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -109,6 +109,7 @@ def test_closing_gives_back_what_is_held(serve: Callable[..., Any]) -> None:
     assert service.leases.count() == 3
     backend.close()
     assert service.leases.count() == 0
+    assert backend.left() == 0
     with pytest.raises(SandboxError):
         sandboxes[0].run("true")
     with pytest.raises(SandboxError, match="closed"):
@@ -137,6 +138,9 @@ def test_a_bad_url_token_or_service_is_an_error_at_once(
         token_from_environment()
     (tmp_path / "token").write_text(f"alice {TOKEN}\n")
     assert token_from_environment() == TOKEN
+    (tmp_path / "token").write_text(f"alice {TOKEN}\nbob bob-0123456789abcdef\n")
+    with pytest.raises(UsageError, match="one token is needed, not 2"):
+        token_from_environment()
     with pytest.raises(UsageError, match="at least one URL"):
         service_urls(" , ")
     assert service_urls("http://a:1/, http://b:2") == ("http://a:1", "http://b:2")
