@@ -25,10 +25,10 @@ from .junit import MAX_JUNIT_BYTES, TestKey, TestStatus, junit_key, parse_junit
 from .log_parsers import PARSERS, pytest_summary, resolve_id
 from .sandbox import Sandbox
 from .task import SWETask, file_of
-from .test_commands import marked_script
+from .test_commands import commands_between, marked_script
 from .verdict import Grade, invalid, lay_out, verdict
 
-__all__ = ["LogRun", "grade_by_log", "judge_log", "output_of_tests", "statuses_of"]
+__all__ = ["LogRun", "grade_by_log", "judge_log", "output_of_tests", "runs_pytest", "statuses_of"]
 
 _LOG_BYTES = 24_000_000  # the channel keeps 32 MiB
 _OUTPUT_CHARS = 6000
@@ -82,7 +82,7 @@ def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stas
     # There is one commit here, under another name than the row's.
     if re.fullmatch(r"[0-9a-f]{7,64}", task.base_commit):
         script = script.replace(task.base_commit, "refs/agentenv/base")
-    needs_junit = _is_pytest(task)
+    needs_junit = runs_pytest(task)
     junit = f"{task.workdir}/{scratch}/junit.xml"
     options = "export PIP_RETRIES=0 PIP_NO_INPUT=1\n"  # there is no network: what a script would fetch fails at once
     if needs_junit:
@@ -221,13 +221,18 @@ def _shown_statuses(task: SWETask, statuses: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _is_pytest(task: SWETask) -> bool:
+def runs_pytest(task: SWETask) -> bool:
     """Whether the script runs pytest itself, with options that we may add to."""
     if task.log_parser == "r2e":
         return True
     # Options would reach the runs of pytest within its own tests; tox passes none on.
-    command = re.search(r"(?m)^(?!\s*(:|echo|tox)\b).*\bpytest\b", task.eval_script)
-    return task.log_parser in _PYTEST_PARSERS and command is not None and task.repo != "pytest-dev/pytest"
+    command = re.search(r"\bpytest\b|\btox\b", commands_between(task.eval_script))
+    return (
+        task.log_parser in _PYTEST_PARSERS
+        and task.repo != "pytest-dev/pytest"
+        and command is not None
+        and command[0] == "pytest"
+    )
 
 
 def _is_file(sandbox: Sandbox, path: str) -> bool:

@@ -221,6 +221,8 @@ def _smith(fields: Fields) -> SWETask:
         )
     command, parser = smith_command(name, files)
     if parser != "unittest":
+        if not files:
+            raise fields.error("FAIL_TO_PASS", "must name tests of pytest, path.py::name", fail_to_pass[0])
         # The run is limited to the files of FAIL_TO_PASS, as SWE-smith's own: other tests would be missing.
         pass_to_pass = tuple(test_id for test_id in pass_to_pass if file_of(test_id) in files)
     return SWETask(

@@ -24,6 +24,7 @@ __all__ = [
     "TESTS_END",
     "TESTS_START",
     "command_of_repo",
+    "commands_between",
     "eval_script",
     "marked_script",
     "parser_of_repo",
@@ -98,6 +99,7 @@ _SMITH_PYTEST = "pytest --disable-warnings --color=no --tb=no --verbose"
 _SMITH_COMMANDS = {
     "un33k__python-slugify": ("python test.py --verbose", "unittest", False),
     "tornadoweb__tornado": ("python -m tornado.test --verbose", "unittest", False),
+    "mido__mido": (f"{_SMITH_PYTEST} -rs -c /dev/null", "pytest_verbose", True),
     "paramiko__paramiko": ("pytest -rA --color=no --disable-warnings", "pytest", True),
     "pydantic__pydantic": (f"/root/.local/bin/uv run {_SMITH_PYTEST}", "pytest_verbose", True),
 }
@@ -168,14 +170,28 @@ def marked_script(script: str, start: str, end: str) -> str | None:
         The script; None where it has not exactly one line for each marker, in this order.
     """
     lines = script.split("\n")
-    places = [
-        [n for n, line in enumerate(lines) if _is_marker(line, marker)] for marker in (TESTS_START, TESTS_END)
-    ]
-    if [len(found) for found in places] != [1, 1] or places[0][0] >= places[1][0]:
+    places = _places(lines)
+    if places is None:
         return None
-    lines[places[0][0]] = f"printf '\\n%s\\n' {shlex.quote(start)}"
-    lines[places[1][0]] = f"printf '\\n%s %s\\n' {shlex.quote(end)} \"$?\""
+    lines[places[0]] = f"printf '\\n%s\\n' {shlex.quote(start)}"
+    lines[places[1]] = f"printf '\\n%s %s\\n' {shlex.quote(end)} \"$?\""
     return "\n".join(lines)
+
+
+def commands_between(script: str) -> str:
+    """The lines of a script between its markers; "" where it has not both."""
+    lines = script.split("\n")
+    places = _places(lines)
+    return "" if places is None else "\n".join(lines[places[0] + 1 : places[1]])
+
+
+def _places(lines: Sequence[str]) -> tuple[int, int] | None:
+    """Numbers of the two marker lines; None where there is not one of each, in this order."""
+    starts, ends = (
+        [number for number, line in enumerate(lines) if _is_marker(line, marker)]
+        for marker in (TESTS_START, TESTS_END)
+    )
+    return (starts[0], ends[0]) if len(starts) == len(ends) == 1 and starts[0] < ends[0] else None
 
 
 def _is_marker(line: str, marker: str) -> bool:

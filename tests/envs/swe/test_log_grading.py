@@ -11,7 +11,7 @@ import pytest
 from agentenv_envs.swe.data import SWETask, parse_task
 from agentenv_envs.swe.grading import Grade, grade, open_workspace, workspace_patch
 from agentenv_envs.swe.junit import TestStatus, junit_key
-from agentenv_envs.swe.log_grading import LogRun, judge_log, output_of_tests
+from agentenv_envs.swe.log_grading import LogRun, judge_log, output_of_tests, runs_pytest
 from agentenv_envs.swe.log_parsers import STATUSES
 from agentenv_envs.swe.sandbox import SandboxBackend, open_backend
 from agentenv_envs.swe.sandbox.images import build_image, ensure_base_image
@@ -166,6 +166,24 @@ def test_markers_are_put_in_the_place_of_a_scripts_own() -> None:
     assert script == "a\nprintf '\\n%s\\n' s\npytest\nprintf '\\n%s %s\\n' e \"$?\"\nb"
     assert marked_script("pytest", "s", "e") is None
     assert marked_script("echo '>>>>> End Test Output'\necho '>>>>> Start Test Output'", "s", "e") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "leaves"),
+    [
+        ({"eval_script": eval_script("PYTHONPATH=. python -m pytest -rA x.py")}, True),
+        ({"log_parser": "r2e", "eval_script": eval_script("bash run_tests.sh")}, True),
+        ({"log_parser": "pytest_v2", "eval_script": eval_script("tox -v -- tests/test_pytest.py")}, False),
+        ({"log_parser": "django", "eval_script": eval_script("./tests/runtests.py")}, False),
+        (
+            {"log_parser": "pytest", "eval_script": eval_script("make check", before=["pip install pytest"])},
+            False,
+        ),
+        ({"repo": "pytest-dev/pytest"}, False),
+    ],
+)
+def test_only_a_command_of_pytests_has_to_leave_a_junit_file(changes: dict[str, Any], leaves: bool) -> None:
+    assert runs_pytest(task(**changes)) is leaves
 
 
 # Whole runs, in an image with a small repository.

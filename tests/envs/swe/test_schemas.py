@@ -205,6 +205,8 @@ SCRIPT = eval_script("pytest")
         (bench(install_config="{"), "field 'install_config' must be an object"),
         (bench(install_config={"log_parser": "pytest"}), "field 'test_cmd' is missing"),
         (smith(problem_statement=" "), "field 'problem_statement' must not be empty"),
+        (smith(FAIL_TO_PASS=["TestGo"]), "field 'FAIL_TO_PASS' must name tests of pytest"),
+        (smith(repo="swesmith/python__mypy.01234567", image_name=...), "python/mypy in SWE-smith"),
         (smith(patch="what"), "field 'patch' is not a git diff"),
         (smith(image_name="x", repo="swesmith/x"), "must be swesmith."),
         (r2e(docker_image=...), "field 'docker_image' is missing"),
