@@ -172,6 +172,30 @@ def test_a_library_that_is_missing_is_named_with_its_extra() -> None:
     assert (check.status, check.advice) == ("warn", "pip install 'agentenv-rl[train]'")
 
 
+@pytest.mark.parametrize(
+    ("version", "source", "status", "found"),
+    [
+        ("0.25.0", "__version__ = '0.25.0'", "ok", "0.25.0 (trl needs"),
+        ("0.25.0", "raise ImportError('no CUDA here')", "warn", "0.25.0 (trl needs"),
+        ("99.0", "", "warn", "99.0, trl needs"),
+    ],
+)
+def test_vllm_has_to_be_in_the_range_of_trl_and_importable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, source: str, status: str, found: str
+) -> None:
+    pytest.importorskip("trl")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(source)
+    (tmp_path / f"vllm-{version}.dist-info").mkdir()
+    (tmp_path / f"vllm-{version}.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (check,) = doctor._vllm()
+    assert check.status == status
+    assert check.found.startswith(found)
+    assert bool(check.advice) == (status == "warn")
+
+
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert doctor.free_space("disk", folder, 0, "make room").status in ("ok", "FAIL")
