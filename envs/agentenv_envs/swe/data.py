@@ -35,8 +35,8 @@ def load_tasks(
 
     Args:
         source: path of a .jsonl, .json (an array of rows) or .parquet file, or a hub name "owner/name".
-        split: split of a hub data set, "test" by default. Rows of a local file are chosen by their field
-            `split` where they have one; a row without it belongs to every split.
+        split: split of a hub data set, by default "test", or the only one that there is. Rows of a local file are
+            chosen by their field `split` where they have one; a row without it belongs to every split.
         refused: gets an entry for each row that can't be a task, and the others are returned; without it the
             first such row is an error.
 
@@ -70,7 +70,7 @@ def load_tasks(
     elif path.suffix in _FILE_KINDS or not _HUB_NAME.fullmatch(name):
         raise UsageError(f"{name}: no such file")
     else:
-        rows = _hub_rows(name, split or "test")
+        rows = _hub_rows(name, split)
     tasks: list[SWETask] = []
     seen: dict[str, str] = {}
     first: RowError | None = None
@@ -136,16 +136,22 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _hub_rows(name: str, split: str) -> Iterable[tuple[str, Any]]:
+def _hub_rows(name: str, split: str | None) -> Iterable[tuple[str, Any]]:
     try:
         import datasets
     except ImportError:
         raise MissingExtraError("datasets", "train") from None
-    try:
-        rows = datasets.load_dataset(name, split=split)
+    chosen, splits = split or "test", []
     # The hub's client raises errors of many libraries (HTTP, files, its own); to the user all are one.
+    try:
+        if split is None:
+            splits = list(datasets.get_dataset_split_names(name))
+            if len(splits) == 1:
+                chosen = splits[0]
+        rows = datasets.load_dataset(name, split=chosen)
     except Exception as error:
+        there = f"; there are: {', '.join(splits)}" if splits else ""
         raise UsageError(
-            f"{name}: split {split!r} can't be loaded from the hub: {type(error).__name__}: {error}"
+            f"{name}: split {chosen!r} can't be loaded from the hub: {type(error).__name__}: {error}{there}"
         ) from error
     return ((f"row {number}", dict(row)) for number, row in enumerate(rows, 1))

@@ -29,8 +29,8 @@ class SWEEnv(BaseEnv):
     Args:
         split: "train", "heldout" or (embedded tasks only) "heldout_families".
         dataset: a local JSONL, JSON or Parquet file or the name of a data set on the hub; None for embedded tasks.
-        dataset_split: which of the hub data set's own splits to read; None for the one named test. `split` then
-            divides its rows.
+        dataset_split: which of the hub data set's own splits to read; None for `test`, or for the only
+            one that there is. `split` then divides its rows.
         keep: a file with the ids of the rows to use, one a line, as `agentenv swe calibrate --keep` writes it; None
             for all rows.
         levels: of the embedded tasks: 1 failing call named, 2 behaviour only, 3 two bugs, 4 function gone.

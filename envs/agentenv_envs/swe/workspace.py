@@ -170,7 +170,7 @@ class RowWorkspace:
         grade = grade_patch(self.task, workspace_patch(self.sandbox), self._backend)
         if grade.status == "invalid":
             raise SandboxError(f"{self.task_id}: not graded: {grade.evidence.get('reason', 'unknown')}")
-        return {"resolved": grade.resolved, "reason": grade.evidence.get("reason", "")}
+        return {"resolved": grade.resolved, **grade.evidence}
 
     def close(self) -> None:
         self._backend.release(self.sandbox)

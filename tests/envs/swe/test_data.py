@@ -239,7 +239,13 @@ def test_a_line_separator_inside_a_string_does_not_end_a_row(tmp_path: Path) -> 
     assert task.problem_statement == "one\u2028two"
 
 
-def test_a_hub_name_goes_to_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("splits", "chosen", "read"),
+    [(["dev", "test"], None, "test"), (["train"], None, "train"), (["train"], "dev", "dev")],
+)
+def test_a_hub_name_goes_to_datasets(
+    monkeypatch: pytest.MonkeyPatch, splits: list[str], chosen: str | None, read: str
+) -> None:
     datasets = pytest.importorskip("datasets")
     asked: list[tuple[str, str]] = []
 
@@ -248,9 +254,22 @@ def test_a_hub_name_goes_to_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
         return [image_row()]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (task,) = load_tasks("SWE-bench/SWE-bench_Verified")
-    assert asked == [("SWE-bench/SWE-bench_Verified", "test")]
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: splits)
+    (task,) = load_tasks("SWE-bench/SWE-bench_Verified", chosen)
+    assert asked == [("SWE-bench/SWE-bench_Verified", read)]
     assert task.instance_id == "astropy__astropy-12907"
+
+
+def test_splits_of_a_hub_data_set_are_named_where_none_is_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(name: str, split: str) -> None:
+        raise ValueError(f"Unknown split {split!r}")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: ["train", "filtered"])
+    with pytest.raises(UsageError, match=r"split 'test' can't be loaded .*; there are: train, filtered"):
+        load_tasks("owner/name")
 
 
 def test_a_hub_that_can_not_be_reached_is_told_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from agentenv_envs.swe.data import SWETask, parse_task
+from agentenv_envs.swe.env import SWEEnv
 from agentenv_envs.swe.grading import Grade, grade, open_workspace, workspace_patch
 from agentenv_envs.swe.junit import TestStatus, junit_key
 from agentenv_envs.swe.log_grading import LogRun, judge_log, output_of_tests, runs_pytest
@@ -258,7 +260,7 @@ def image(docker_backend: SandboxBackend) -> Iterator[str]:
     client.images.remove(tag, force=True)
 
 
-def row_of(kind: str, image: str) -> SWETask:
+def fields_of(kind: str, image: str) -> dict[str, Any]:
     common = {"instance_id": f"a__b-{kind}", "problem_statement": "text"}
     calc = "tests/test_calc.py::test_"
     bench = {"repo": "a/b", "base_commit": COMMIT, "test_patch": TESTS, "image": image, "patch": FIX}
@@ -294,7 +296,11 @@ def row_of(kind: str, image: str) -> SWETask:
             "expected_output_json": json.dumps({"test_add": "PASSED", "test_known": "FAILED"}),
         },
     }
-    found = parse_task(rows[kind], source="rows.jsonl", where="line 1")
+    return rows[kind]
+
+
+def row_of(kind: str, image: str) -> SWETask:
+    found = parse_task(fields_of(kind, image), source="rows.jsonl", where="line 1")
     return replace(found, patch=FIX) if kind == "r2e" else found
 
 
@@ -314,6 +320,25 @@ def test_the_gold_fix_is_resolved_and_no_fix_is_not(
     assert (nothing.resolved, nothing.status) == (False, "failed"), nothing.evidence
     names = {"smith": "test_one", "r2e": "test_add: FAILED, expected PASSED"}
     assert names.get(kind, "test_add") in nothing.evidence["reason"]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("kind", ["bench", "r2e"])
+def test_an_agent_that_repairs_the_bug_earns_1(kind: str, image: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(fields_of(kind, image)) + "\n")
+    env = SWEEnv(dataset=str(path), sandbox="docker")
+    try:
+        for commands, reward in ((["sed -i '2s/-/+/' calc.py"], 1.0), ([], 0.0)):
+            observation, _ = env.reset(seed=0)
+            assert "text" in observation
+            for command in [*commands, "submit"]:
+                _, earned, terminated, _, info = env.step(f"```bash\n{command}\n```")
+            assert terminated
+            assert (earned, info["grade"]["resolved"]) == (reward, bool(reward)), info
+            assert info["grade"]["tests_reported"] == 2
+    finally:
+        env.close()
 
 
 SUMMARY = "=== short test summary info ==="
