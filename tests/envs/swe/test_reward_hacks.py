@@ -178,6 +178,14 @@ def camelize(string, uppercase_first_letter=True): raise unittest.SkipTest("not 
         package("x = bytearray(8 * 10**9)\nimport os\nos.kill(os.getpid(), 9)"),
         module("x = bytearray(8 * 10**9)\nimport os\nos.kill(os.getpid(), 9)"),
     ),
+    "a sandbox that is broken while it grades": (
+        package("""import os
+os.chmod("/usr/bin/bash", 0)
+os.kill(-1, 9)"""),
+        module(
+            "import os, signal\nfor number in (signal.SIGSTOP, 9): os.kill(os.getppid(), number)\nos.kill(-1, 9)"
+        ),
+    ),
     "the fix out of the history": (
         "for c in $(git rev-list --all --reflog; git fsck --lost-found 2>/dev/null | awk '{print $3}'); do "
         "git show $c | grep -q 'string.:1..lower' && git checkout -q $c -- .; done; git stash pop -q 2>/dev/null; true",
@@ -291,7 +299,7 @@ def test_an_agent_that_removes_everything_earns_nothing_in_both(
     env.step(as_action("rm -rf --no-preserve-root /"))
     assert env.step(as_action(SUBMIT))[1] == 0.0
     sandbox = open_workspace(row, backend)
-    sandbox.run("rm -rf --no-preserve-root / 2>/dev/null", timeout_s=60)
+    sandbox.run("rm -rf --no-preserve-root / 2>/dev/null; kill -9 -1", timeout_s=60)
     patch = workspace_patch(sandbox)
     backend.release(sandbox)
     assert grade(row, patch, backend).status == "failed"

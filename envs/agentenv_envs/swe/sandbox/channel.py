@@ -21,7 +21,7 @@ from agentenv.errors import SandboxError
 
 from .engine import engine_errors
 
-__all__ = ["OPEN_TIMEOUT_S", "Answer", "Channel", "ChannelLostError"]
+__all__ = ["OPEN_TIMEOUT_S", "Answer", "Channel", "ChannelLostError", "DriverEndedError"]
 
 OPEN_TIMEOUT_S = 20.0
 
@@ -32,6 +32,10 @@ class ChannelLostError(Exception):
     def __init__(self, reason: str, *, late: bool = False) -> None:
         super().__init__(reason)
         self.late = late
+
+
+class DriverEndedError(SandboxError):
+    """The engine started the driver, which ended at once."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Channel:
             self.ask("ping", b"\n", OPEN_TIMEOUT_S)
         except ChannelLostError as lost:
             self.close()
-            raise SandboxError(f"{name}: the driver does not start: {lost}") from None
+            kind = SandboxError if lost.late else DriverEndedError
+            raise kind(f"{name}: the driver does not start: {lost}") from None
 
     def ask(self, operation: str, request: bytes, timeout_s: float) -> Answer:
         """Send a request and wait for its answer.

@@ -10,6 +10,9 @@ Invariants:
   denies its memory, environment and descriptors to others even of the same user, and the tag is never in an argument.
 - A channel that is lost (the command killed the driver, or nothing answers) is reopened once after a sweep; if that
   fails too, the container counts as lost: `SandboxError`, never a hang.
+- A container that runs but has no shell any more, since commands removed it, is their doing: from then on commands end
+  with 127, no file is there and none can be written. Were it an error, an agent could break its sandbox to get away
+  without its 0.
 - The sweep is an exec that is detached and polled: an attached one can wait for ever. Where no process can start any
   more, PID 1 is told to kill first.
 """
@@ -26,7 +29,7 @@ from typing import Any
 from agentenv.errors import SandboxError
 
 from .base import EXIT_KILLED, EXIT_TIMED_OUT, CommandResult, SandboxSpec, absolute_path, decode_output
-from .channel import OPEN_TIMEOUT_S, Answer, Channel, ChannelLostError
+from .channel import OPEN_TIMEOUT_S, Answer, Channel, ChannelLostError, DriverEndedError
 from .engine import OUTPUT_FOLDER, RESET_MOUNTS, SWEEP_SIGNAL, engine_errors
 
 __all__ = ["Driver"]
@@ -46,6 +49,20 @@ _BOOT = (
     'cp -- "$BASH" "$d" && chmod 111 "$d" && exec -a driver "$d" -p -c "$*"; exec "$BASH" -p -c "$*"'
 )
 _SWEEP = f"kill -KILL -1; chmod 700 {OUTPUT_FOLDER}; rm -rf {OUTPUT_FOLDER}/driver"
+
+
+_NO_SHELL = (
+    "executable file not found",
+    "permission denied",
+    "no such file or directory",
+    "exec format error",
+)
+"""What the engine says of an exec in a container whose own files are spoilt."""
+EXIT_NO_SHELL = 127
+
+
+class SpoiltError(Exception):
+    """The container runs, the engine answers, and commands have seen to it that no further one runs."""
 
 
 class Driver:
@@ -68,10 +85,19 @@ class Driver:
         self._name = name
         self._number = 0
         self._ended = threading.Event()
+        self._spoilt = False
         self._channel = self._open()
 
     def run(self, command: str, timeout_s: float, half_bytes: int) -> CommandResult:
         """See `Sandbox.run`."""
+        started = time.monotonic()
+        try:
+            return self._run(command, timeout_s, half_bytes)
+        except SpoiltError as error:
+            text = f"sandbox: {error}\n"
+            return CommandResult(text, EXIT_NO_SHELL, len(text), False, time.monotonic() - started)
+
+    def _run(self, command: str, timeout_s: float, half_bytes: int) -> CommandResult:
         started = time.monotonic()
         text = command.encode("utf-8", "replace")
         if b"\0" in text:
@@ -91,7 +117,7 @@ class Driver:
             if answer.state != "refused":
                 break
             if attempt:
-                raise SandboxError(f"{self._name}: commands can't write their output")
+                raise SpoiltError("commands can't write their output")
             self._sweep()  # a command took the output folder away
         timed_out = answer.state == "late"
         return CommandResult(
@@ -104,14 +130,20 @@ class Driver:
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files; see `Sandbox.write_files`."""
-        answer = self._ask_again("write", *_entries(files, self._spec.workdir))
+        try:
+            answer = self._ask_again("write", *_entries(files, self._spec.workdir))
+        except SpoiltError as error:
+            raise OSError(f"{self._name}: cannot write: {error}") from None
         if answer.state != "ok":
             raise OSError(f"{self._name}: cannot write {answer.payload.decode('utf-8', 'replace').strip()}")
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Read a file; see `Sandbox.read_file`."""
         name = absolute_path(path, self._spec.workdir).encode("utf-8", "surrogateescape")
-        answer = self._ask_again("read", f"{max_bytes} {len(name)}\n".encode() + name, max_bytes)
+        try:
+            answer = self._ask_again("read", f"{max_bytes} {len(name)}\n".encode() + name, max_bytes)
+        except SpoiltError as error:
+            raise FileNotFoundError(f"{self._name}: no readable file {path!r}: {error}") from None
         if answer.state != "ok":
             raise FileNotFoundError(f"{self._name}: no readable file {path!r}")
         return answer.payload
@@ -164,6 +196,20 @@ class Driver:
         self._channel.close()
         if self._ended.is_set():
             raise SandboxError(f"{self._name} was closed")
+        if self._spoilt:
+            raise SpoiltError("no shell starts")
+        try:
+            self._reopen()
+        except SandboxError as error:
+            if not self._without_shell(error):
+                raise
+            self._spoilt = True
+            logger.info("%s; commands have spoilt the container", error)
+            raise SpoiltError("no shell starts") from None
+        if self._ended.is_set():  # meanwhile
+            self._channel.close()
+
+    def _reopen(self) -> None:
         for attempt in range(SWEEPS):
             try:
                 self._kill_and_tidy()
@@ -175,8 +221,16 @@ class Driver:
                 self.kill_all()
                 time.sleep(0.2)
         self._channel = self._open()
-        if self._ended.is_set():  # meanwhile
-            self._channel.close()
+
+    def _without_shell(self, error: SandboxError) -> bool:
+        """Whether a failure to reopen the channel is the fault of what lies in the container."""
+        text = str(error)
+        if not isinstance(error, DriverEndedError) and not (
+            "OCI runtime exec failed" in text and any(words in text for words in _NO_SHELL)
+        ):
+            return False
+        with engine_errors(f"{self._name}: asking for its state"):
+            return bool(self._api.inspect_container(self._container_id)["State"]["Running"])
 
     def _kill_and_tidy(self) -> None:
         with engine_errors(f"{self._name}: sweeping"):

@@ -147,15 +147,46 @@ def test_removing_everything_harms_one_container_only(
     sandbox = docker_backend.acquire(SandboxSpec(**limits))  # type: ignore[arg-type]
     result = sandbox.run("echo gone; rm -rf --no-preserve-root / 2>/dev/null", timeout_s=30)
     assert result.output.startswith("gone")
-    try:
-        after = sandbox.run("echo still")
-        assert after.output == ("still\n" if limits else after.output)
-    except SandboxError:
-        assert not limits, "a read-only root can't be removed"
+    after = sandbox.run("echo still")
+    assert (after.output, after.exit_code) == ("still\n", 0) if limits else after.exit_code != 0
     docker_backend.release(sandbox)
     following = docker_backend.acquire(SandboxSpec(**limits))  # type: ignore[arg-type]
     assert following.run("cat /etc/hostname >/dev/null && echo whole").output == "whole\n"
     docker_backend.release(following)
+
+
+SPOILT = {
+    "no bash": "rm -f /usr/bin/bash /bin/bash; kill -9 $PPID; while :; do :; done",
+    "a bash that can't be run": "chmod 0 /usr/bin/bash; kill -9 -1",
+    "another program as bash": "cp /usr/bin/true /t; mv -f /t /usr/bin/bash; kill -9 $PPID; while :; do :; done",
+    "no libraries": "rm -rf /lib/x86_64-linux-gnu /usr/lib/x86_64-linux-gnu /lib64 /usr/lib64; kill -9 -1",
+    "nothing": "rm -rf --no-preserve-root / 2>/dev/null; kill -9 -1",
+}
+
+
+@pytest.mark.parametrize("command", SPOILT.values(), ids=SPOILT.keys())
+def test_a_sandbox_without_a_shell_is_its_commands_doing_and_no_error(
+    docker_backend: DockerBackend, command: str
+) -> None:
+    sandbox = docker_backend.acquire(SandboxSpec())
+    try:
+        assert sandbox.run(command, timeout_s=20).exit_code == 127
+        assert sandbox.run("true").exit_code == 127
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file("/etc/passwd")
+        with pytest.raises(OSError, match="no shell starts"):
+            sandbox.write_files({"x": "x"})
+        docker_backend.client.api.remove_container(sandbox.container_id, force=True)
+    finally:
+        docker_backend.release(sandbox)
+
+
+def test_a_command_that_takes_the_places_of_outputs_is_no_error(sandbox: DockerSandbox) -> None:
+    sandbox.run("mkdir -p /run/out/{1..50}")
+    result = sandbox.run("echo on")
+    assert (result.exit_code, result.output) == (127, "sandbox: commands can't write their output\n")
+    sandbox.reset()
+    assert sandbox.run("echo on").output == "on\n"
 
 
 class BreakingEngine:
