@@ -5,7 +5,7 @@ Which kind a row is follows from its fields, and from the data set's name where 
 - package rows: `package` ("name==version"); the image is built from that release's source distribution.
 - R2E-Gym: `expected_output_json`.
 - SWE-smith: an image or a repository that is named swesmith; the row's patch is the bug.
-- SWE-rebench: `install_config` holds the test command.
+- SWE-rebench: `install_config` holds the test command; rows of its second version have a `language`.
 - SWE-Gym: one of its repositories, or a data set named so.
 - SWE-bench: all others; `eval_script`, `log_parser` and `eval_type` come with version 5 of the schema.
 
@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -164,6 +165,7 @@ def _bench(fields: Fields) -> SWETask:
         repo=repo,
         base_commit=base_commit,
         image=_image_of(fields, image_name_of(instance_id, schema)),
+        workdir=_workdir_of(fields, repo),
         setup=CONDA_SETUP,
         timeout_s=fields.seconds("timeout_s", _BENCH_TIMEOUT_S),
         schema=schema,
@@ -187,18 +189,33 @@ def _how_to_run(fields: Fields, repo: str, test_patch: str) -> tuple[str, str]:
     if fields.row.get("install_config") is not None:
         config = Fields(fields.mapping("install_config"), fields.source, f"{fields.where}: install_config")
         config.row_name = fields.row_name
-        if isinstance(config.row.get("test_cmd"), list):
-            command = "\n".join(config.names("test_cmd"))
-        else:
-            command = config.text("test_cmd")
-        files = [path for path in diff_paths(test_patch) if path.endswith(".py") and is_inside(path)]
+        as_list = isinstance(config.row.get("test_cmd"), list)
+        command = "\n".join(config.names("test_cmd")) if as_list else config.text("test_cmd")
         parser = _parser_of(config, config.text("log_parser", default="parse_log_pytest"))
-        return parser, eval_script(" ".join([command, *files]))
+        if not _is_rebench_2(fields):
+            files = [path for path in diff_paths(test_patch) if path.endswith(".py") and is_inside(path)]
+            command = " ".join([command, *map(shlex.quote, files)])
+        before = config.names("eval_commands") if config.row.get("eval_commands") else ()
+        return parser, eval_script(command, before=before, workdir=_workdir_of(fields, repo))
     known = command_of_repo(repo, fields.text("version", default="", empty=True), test_patch)
     if known is None:
         return "", ""
     command, before = known
     return parser_of_repo(repo), eval_script(command, before=before)
+
+
+def _is_rebench_2(fields: Fields) -> bool:
+    """Whether a row is of SWE-rebench's second version, whose commands are whole and whose images are laid out anew."""
+    return fields.row.get("install_config") is not None and fields.row.get("language") is not None
+
+
+def _workdir_of(fields: Fields, repo: str) -> str:
+    if not _is_rebench_2(fields):
+        return "/testbed"
+    name = repo.rpartition("/")[2]
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        raise fields.error("repo", "must be owner/name", repo)
+    return f"/{name}"
 
 
 def _smith(fields: Fields) -> SWETask:

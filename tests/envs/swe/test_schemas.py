@@ -145,6 +145,16 @@ def test_a_row_of_swe_rebench_is_run_by_its_install_config(as_json: bool) -> Non
     assert parse({**row, "docker_image": "x/y:z"}).image == "x/y:z"
 
 
+def test_a_row_of_swe_rebench_2_has_its_own_folder_and_whole_commands() -> None:
+    config = {"test_cmd": ["export A=1", "pytest -rA tests"], "log_parser": "parse_log_pytest"}
+    task = parse(
+        bench(repo="some/thing", install_config=config, language="python", image_name="swerebenchv2/x:1")
+    )
+    assert (task.workdir, task.image) == ("/thing", "swerebenchv2/x:1")
+    assert "\ncd /thing\n" in task.eval_script
+    assert "\nexport A=1\npytest -rA tests\n: " in task.eval_script
+
+
 def test_a_row_of_swe_smith_has_the_bug_for_a_patch() -> None:
     task = parse(smith())
     assert (task.schema, task.log_parser, task.timeout_s) == ("swe-smith", "pytest_verbose", 120)
@@ -205,6 +215,10 @@ SCRIPT = eval_script("pytest")
         (bench(install_config="{"), "field 'install_config' must be an object"),
         (bench(install_config={"log_parser": "pytest"}), "field 'test_cmd' is missing"),
         (smith(problem_statement=" "), "field 'problem_statement' must not be empty"),
+        (
+            bench(install_config={"test_cmd": "make", "log_parser": "parse_log_cargo"}),
+            "field 'log_parser' must be one of",
+        ),
         (smith(FAIL_TO_PASS=["TestGo"]), "field 'FAIL_TO_PASS' must name tests of pytest"),
         (smith(repo="swesmith/python__mypy.01234567", image_name=...), "python/mypy in SWE-smith"),
         (smith(patch="what"), "field 'patch' is not a git diff"),
