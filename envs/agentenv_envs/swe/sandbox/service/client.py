@@ -40,6 +40,7 @@ TTL_S = 120.0
 COMMAND_GRACE_S = 90.0
 MAKING_TIMEOUT_S = 1800.0
 """Making a sandbox, its image included."""
+TRANSFER_S = 20.0
 WRITE_BYTES = 8 << 20
 """Files that are written in one request, if there are several."""
 
@@ -122,7 +123,8 @@ class RemoteSandbox:
             self._ask("PUT", "files", {"files": files_to_json(part)}, wait_s=_transfer_s(part))
 
     def read_file(self, path: str, *, max_bytes: int = 1_000_000) -> bytes:
-        _, content = self._ask("POST", "read", {"path": path, "max_bytes": max_bytes})
+        body = {"path": path, "max_bytes": max_bytes}
+        _, content = self._ask("POST", "read", body, wait_s=TRANSFER_S + max_bytes / 1e6)
         return content if isinstance(content, bytes) else b""
 
     def reset(self, files: Mapping[str, str | bytes] | None = None) -> None:
@@ -177,6 +179,7 @@ class RemoteBackend:
         self._ttl_s, self._acquire_timeout_s = ttl_s, acquire_timeout_s
         self._endpoints = [Endpoint(url, token) for url in urls]
         self._token = token
+        self._process = os.getpid()
         self._prefix = f"e{uuid.uuid4().hex[:15]}"
         self._numbers = itertools.count()
         self._recipes: dict[str, Mapping[str, Any]] = {}
@@ -242,6 +245,8 @@ class RemoteBackend:
         return 0
 
     def close(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: the leases are its parent's
         with self._lock:
             if self._ended.is_set():
                 return
@@ -400,4 +405,4 @@ def _parts(files: Mapping[str, bytes]) -> list[dict[str, bytes]]:
 
 def _transfer_s(files: Mapping[str, bytes]) -> float:
     """A deadline for files, as generous as the driver's own."""
-    return 20.0 + sum(map(len, files.values())) / 1e6
+    return TRANSFER_S + sum(map(len, files.values())) / 1e6

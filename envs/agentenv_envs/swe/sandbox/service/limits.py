@@ -150,10 +150,9 @@ class ServiceLimits:
             "cpus": given.number("cpus", 1.0, 0.01, self.cpus),
             "pids": given.whole("pids", 128, 8, self.pids),
             "writable_mb": given.whole("writable_mb", 64, 1, self.writable_mb),
+            "disk_mb": given.whole("disk_mb", 10_240, 1, self.disk_mb),
             "environment": _environment(environment),
         }
-        if "disk_mb" in _SPEC_FIELDS:
-            spec_values["disk_mb"] = given.whole("disk_mb", min(10_240, self.disk_mb), 1, self.disk_mb)
         given.done(_SPEC_FIELDS)
         if len(str(spec_values["workdir"])) > 1024:
             raise UsageError("spec.workdir: at most 1024 characters are allowed")

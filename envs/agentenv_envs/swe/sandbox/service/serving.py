@@ -26,7 +26,7 @@ __all__ = ["Service", "listen"]
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.2
+TICK_S = 0.05
 EXPIRE_EVERY_S = 1.0
 REAP_EVERY_S = 300.0
 
@@ -129,7 +129,7 @@ class Service:
         deadline = time.monotonic() + self._drain_s
         while self.leases.count() and time.monotonic() < deadline and self._server.signals < 2:
             expire_at, _ = await self._tend(expire_at, float("inf"))
-            await asyncio.sleep(TICK_S / 4)
+            await asyncio.sleep(TICK_S)
         await asyncio.to_thread(self.leases.close)  # those who wait for a command hear that it was cut
         self._server.should_exit = True
 

@@ -1,5 +1,6 @@
 """`RemoteBackend` against services that come, go and fill up."""
 
+import os
 import socket
 import threading
 import time
@@ -115,6 +116,18 @@ def test_closing_gives_back_what_is_held(serve: Callable[..., Any]) -> None:
     with pytest.raises(SandboxError, match="closed"):
         backend.acquire(SPEC)
     backend.close()
+
+
+def test_a_forked_child_gives_back_nothing_of_its_parents(remote: RemoteBackend) -> None:
+    sandbox = remote.acquire(SPEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            remote.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sandbox.run("echo fine").output == "fine\n"
 
 
 def test_a_bad_url_token_or_service_is_an_error_at_once(
