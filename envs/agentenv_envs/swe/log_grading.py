@@ -83,6 +83,10 @@ def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stas
     if re.fullmatch(r"[0-9a-f]{7,64}", task.base_commit):
         script = script.replace(task.base_commit, "refs/agentenv/base")
     needs_junit = runs_pytest(task)
+    if needs_junit and task.log_parser == "r2e":  # some repositories have a runner of their own
+        needs_junit = (
+            sandbox.run("grep -qsw pytest run_tests.sh /run_tests.sh", timeout_s=30.0).exit_code == 0
+        )
     junit = f"{task.workdir}/{scratch}/junit.xml"
     options = "export PIP_RETRIES=0 PIP_NO_INPUT=1\n"  # there is no network: what a script would fetch fails at once
     if needs_junit:
@@ -222,7 +226,7 @@ def _shown_statuses(task: SWETask, statuses: Mapping[str, str]) -> dict[str, Any
 
 
 def runs_pytest(task: SWETask) -> bool:
-    """Whether the script runs pytest itself, with options that we may add to."""
+    """Whether the script runs pytest itself, with options that we may add to; of R2E-Gym, whether it may."""
     if task.log_parser == "r2e":
         return True
     # Options would reach the runs of pytest within its own tests; tox passes none on.

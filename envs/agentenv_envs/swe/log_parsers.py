@@ -188,7 +188,11 @@ def parse_r2e(log: str) -> Statuses:
     {'TestA.test_b': 'PASSED'}
     """
     statuses = {}
-    for line in (pytest_summary(log) or "").strip().split("\n"):
+    summary = pytest_summary(log)
+    if summary is None:  # of a runner that is not pytest
+        _, heading, rest = without_colours(log).rpartition("short test summary info")
+        summary = rest if heading else ""
+    for line in summary.strip().split("\n"):
         for status in ("PASSED", "FAILED", "ERROR"):
             if status in line:  # anywhere: the expected maps were made so
                 name = ".".join(line.split("::")[1:])

@@ -416,6 +416,20 @@ def test_hidden_files_are_not_in_an_agents_sandbox_and_its_own_do_not_count(
 
 
 @pytest.mark.docker
+def test_a_runner_of_r2e_gym_that_is_not_pytest_needs_no_junit_file(
+    docker_backend: SandboxBackend, image: str
+) -> None:
+    lines = "=== short test summary info ===\\nPASSED t.py::test_add\\nFAILED t.py::test_known\\n"
+    other_runner = (
+        "diff --git a/run_tests.sh b/run_tests.sh\n--- a/run_tests.sh\n+++ b/run_tests.sh\n@@ -1 +1 @@\n"
+        f"-python -m pytest -rA r2e_tests\n+printf '{lines}'\n"
+    )
+    row = replace(row_of("r2e", image), bug_patch=other_runner)
+    result = grade(row, FIX, docker_backend)
+    assert result.status == "resolved", result.evidence
+
+
+@pytest.mark.docker
 def test_an_agent_has_the_python_of_the_repositorys_own_environment(
     docker_backend: SandboxBackend, image: str
 ) -> None:

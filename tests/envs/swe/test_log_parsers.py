@@ -109,6 +109,14 @@ def test_r2e_names_tests_without_their_file_and_leaves_skipped_ones_out() -> Non
     assert "test_never" not in found  # printed by a test, before the summary
 
 
+def test_r2e_reads_the_summary_of_other_runners_too() -> None:
+    log = (
+        "PASSED x::a\n--- short test summary info ---\nPASSED x::TestB::b\n\x1b[31mFAILED\x1b[0m x::c - why\n"
+    )
+    assert PARSERS["r2e"](log) == {"TestB.b": "PASSED", "c": "FAILED"}
+    assert PARSERS["r2e"]("PASSED x::a\n") == {}
+
+
 def test_only_the_last_summary_counts() -> None:
     log = "== short test summary info ==\nPASSED x\n=== short test summary info ===\nFAILED x\n"
     assert (pytest_summary(log) or "").split() == ["FAILED", "x"]
