@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,10 @@ _MAX_VALUE = 200
 _LEAST_LINE = 8  # shorter lines ("else:", "return x") are no one's in particular
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(/[\w.@+-]+){2,}/?|[\w./-]*\w\.py\b(:\d+)?|\bline \d+\b")
-_CALLED = re.compile(r"where (.+) = <(?:function|bound method|class) '?([\w.<>]+)'?.*?>\((.*)\)$")
+_CALLED = re.compile(
+    r"where (.+) = (?:<(?:function|bound method|class) '?([\w.<>]+)'?[^()]*?>|([\w.]+))\((.*)\)$"
+)
+_VAGUE = "the result is wrong"
 _WORDS = {
     "==": "are not equal, but should be",
     "!=": "are equal, but should not be",
@@ -40,7 +44,7 @@ def write_issue(
     calls: Mapping[str, Sequence[str]],
     secrets: Iterable[str],
 ) -> str:
-    """Put the failures of some tests in words.
+    """Put the failures of some tests in words; "" where no failure has any that tell more than that it fails.
 
     Args:
         package: what the user calls the software, such as "inflection 0.5.1".
@@ -58,6 +62,9 @@ def write_issue(
         detail = _detail(test, failure, calls.get(test, ()), hidden)
         if detail not in details:
             details.append(detail)
+    if all(detail.endswith(_VAGUE) for detail in details):
+        return ""
+    details.sort(key=lambda detail: detail.endswith(_VAGUE))
     shown = details[:_MAX_DETAILS]
     more = len(details) - len(shown)
     lines = [f"{title} in {package}", "", "This used to work and does not any more:", ""]
@@ -86,7 +93,7 @@ def _detail(test: str, failure: Mapping[str, Any], calls: Sequence[str], hidden:
     for what in _observations(failure):
         if not _told(what, hidden):
             return f"{situation}: {what}"
-    return f"{situation}: the result is wrong"
+    return f"{situation}: {_VAGUE}"
 
 
 def _observations(failure: Mapping[str, Any]) -> Iterable[str]:
@@ -124,7 +131,7 @@ def _observations(failure: Mapping[str, Any]) -> Iterable[str]:
 def _call_of(line: str) -> str:
     """ "f(1) gives 2" from the line in which pytest explains an operand."""
     match = _CALLED.search(_ADDRESS.sub("", line))
-    return f"`{match[2]}({_short(match[3])})` gives {_short(match[1])}" if match else ""
+    return f"`{match[2] or match[3]}({_short(match[4])})` gives {_short(match[1])}" if match else ""
 
 
 def _situation(test: str) -> str:
@@ -148,5 +155,15 @@ def _told(text: str, hidden: Sequence[str]) -> bool:
 
 def _lines_of(sources: Iterable[str]) -> list[str]:
     lines = {line.strip() for source in sources for line in source.split("\n")}
-    # A line without a letter or of one word ("finally:", a name in a list) tells nothing.
-    return sorted(line for line in lines if len(line) >= _LEAST_LINE and re.search(r"\w\W+\w", line))
+    # A line without a letter or of one word ("finally:", a name in a list) tells nothing; a value, such as an
+    # example's in a docstring, is behaviour.
+    lines = {line for line in lines if len(line) >= _LEAST_LINE and re.search(r"\w\W+\w", line)}
+    return sorted(line for line in lines if not _is_value(line))
+
+
+def _is_value(line: str) -> bool:
+    try:
+        ast.literal_eval(line)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+    return True

@@ -243,7 +243,7 @@ class _Judge:
             return "the tests depend on their order, or on chance", None
         row = _row(self._release, survey, candidate, source, screened, failing, passing, key)
         if row is None:
-            return "the issue would show code", None
+            return "no issue tells it without code", None
         return KEPT, row
 
 
@@ -266,7 +266,7 @@ def _row(
     secrets = [original, source, *survey.test_sources.values()]
     shown = {i: failure for i, failure in screened.failures.items() if i in failing}
     issue = write_issue(release.name, shown, survey.calls, secrets)
-    if leaks(issue, secrets):
+    if not issue or leaks(issue, secrets):
         return None
     row: dict[str, Any] = {
         "instance_id": f"{re.sub(r'[^A-Za-z0-9.]+', '-', release.package)}__synth-{key[:12]}",
@@ -298,21 +298,31 @@ def _row(
 
 def _candidates(survey: Survey, seed: int) -> list[_Candidate]:
     """Every edit that tests reach, in the order of judging: each function's first one before any second one."""
-    found = []
+    found: list[_Candidate] = []
     for path, source in sorted(survey.sources.items()):
         try:
             edits = mutations_of(source)
         except (SyntaxError, ValueError):
             continue  # of another Python version
         found += [_Candidate(path, edit) for edit in edits if (path, edit.function.line) in survey.covering]
-    random.Random(seed).shuffle(found)
-    rank: collections.Counter[tuple[str, int]] = collections.Counter()
-    order = []
-    for candidate in found:
-        place = (candidate.path, candidate.mutation.function.line)
-        order.append(rank[place])
-        rank[place] += 1
-    return [candidate for _, candidate in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+    chance = random.Random(seed)
+    chance.shuffle(found)
+    # In turns of functions, and for each function in turns of operators: few functions have most of the edits, and
+    # few operators make most of them.
+    for turn_of in (lambda c: (c.path, c.mutation.function.line, c.mutation.operator), _place_of):
+        turns: collections.Counter[Any] = collections.Counter()
+        order = []
+        for candidate in found:
+            order.append((turns[turn_of(candidate)], chance.random()))
+            turns[turn_of(candidate)] += 1
+        found = [
+            candidate for _, candidate in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])
+        ]
+    return found
+
+
+def _place_of(candidate: _Candidate) -> tuple[str, int]:
+    return candidate.path, candidate.mutation.function.line
 
 
 def _batches(candidates: Sequence[_Candidate], size: int) -> Iterator[list[_Candidate]]:

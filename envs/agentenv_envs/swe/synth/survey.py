@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import collections
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,4 +129,4 @@ def _is_code(path: str, test_files: Sequence[str]) -> bool:
 def _public(name: str) -> str:
     """A function's name as a user knows it: "pkg.Store" for its constructor; "" for what has no such name."""
     name = name.removesuffix(".__init__")
-    return "" if "<" in name or re.search(r"\.__\w+__$", name) else name
+    return "" if "<" in name or any(part.startswith("_") for part in name.split(".")) else name

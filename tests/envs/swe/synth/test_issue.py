@@ -35,13 +35,13 @@ def issue(
             },
             "`f('x')` gives False",
         ),
+        ({"type": "AssertionError", "message": "assert 4\n +  where 4 = total([3])"}, "`total([3])` gives 4"),
         ({"type": "AssertionError", "message": "4 != 3"}, "4 and 3 are not equal, but should be"),
         ({"type": "ValueError", "message": "bad value"}, "ValueError is raised: bad value"),
         (
             {"type": "Failed", "message": "DID NOT RAISE <class 'pkg.errors.PkgError'>"},
             "PkgError should be raised, but nothing is",
         ),
-        ({"type": "AssertionError", "message": "assert 1 < 0"}, "the result is wrong"),
     ],
 )
 def test_a_failure_is_told_as_behaviour(failure: dict[str, Any], told: str) -> None:
@@ -101,6 +101,21 @@ def test_no_text_of_random_failures_leaks() -> None:
             "parameters": {"p": text()},
         }
         assert leaks(issue(failure), [CODE, TESTS]) == [], failure
+
+
+def test_failures_that_tell_nothing_come_last_and_make_no_issue_alone() -> None:
+    vague = {"type": "AssertionError", "message": "assert 1 < 0"}
+    assert issue(vague) == ""
+    told = {"type": "KeyError", "message": "'x'"}
+    lines = write_issue("pkg 1.0", {"t.py::test_a": vague, "t.py::test_b": told}, {}, []).split("\n")
+    assert lines[4:6] == ["- b: KeyError is raised: 'x'", "- a: the result is wrong"]
+
+
+def test_values_that_stand_in_docstrings_are_told() -> None:
+    failure = {"compare": {"op": "==", "left": "(1, 2, 3)", "right": "(1, 2)"}, "type": "AssertionError"}
+    assert "(1, 2, 3) and (1, 2) are not equal" in write_issue(
+        "p 1", {"t.py::test_a": failure}, {}, ["(1, 2, 3)"]
+    )
 
 
 def test_leaks_finds_lines_and_places() -> None:
