@@ -455,14 +455,15 @@ def test_a_killed_command_leaves_no_container_and_a_state_to_go_on_from(
     for line in process.stderr:
         if line.startswith("[1/3] b: gold 1 of 1"):  # its sandbox is being made, or is in use
             break
-    time.sleep(1.0)
+    time.sleep(0.5)
     process.terminate()
     rest = process.stderr.read()
     process.stderr.close()
     assert process.wait(60) == 143
-    assert "interrupted: 1 of 3 rows are done; the same command goes on from" in rest
+    kept = len((tmp_path / "report.json.state.jsonl").read_text().splitlines())
+    assert kept in (1, 2), "the second row may be quick"
+    assert f"interrupted: {kept} of 3 rows are done; the same command goes on from" in rest
     assert not report.exists()
-    assert len((tmp_path / "report.json.state.jsonl").read_text().splitlines()) == 1
     backend = open_backend("docker")
     try:
         api = backend.backend.client.api  # type: ignore[attr-defined]
