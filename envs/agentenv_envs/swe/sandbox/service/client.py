@@ -253,8 +253,12 @@ class RemoteBackend:
             self._ended.set()
             leases = list(self._leases.items())
         if leases:
-            with ThreadPoolExecutor(8, thread_name_prefix="lease-end") as threads:
-                list(threads.map(lambda lease: self._end(*lease, tries=2), leases))
+            try:
+                with ThreadPoolExecutor(8, thread_name_prefix="lease-end") as threads:
+                    list(threads.map(lambda lease: self._end(*lease, tries=2), leases))
+            except RuntimeError:  # the interpreter is ending: no pool starts any more
+                for lease in leases:
+                    self._end(*lease, tries=2)
         for endpoint in self._endpoints:
             endpoint.close()
         atexit.unregister(self.close)

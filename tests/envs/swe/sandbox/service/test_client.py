@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -326,3 +328,21 @@ def test_the_environment_takes_its_sandboxes_from_a_url(
     handle = open_backend(url=f"{service.url},{service.url}/")
     assert handle.kind == "local-unisolated"
     handle.close()
+
+
+def test_a_process_that_forgets_to_close_gives_its_sandboxes_back(service: Any) -> None:
+    forget = (
+        "import sys\n"
+        "from agentenv_envs.swe.sandbox import SandboxSpec, open_backend\n"
+        "backend = open_backend(url=sys.argv[1])\n"
+        "print(len([backend.acquire(SandboxSpec(read_only=True)) for _ in range(2)]))\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", forget, service.url],
+        env={**os.environ, "AGENTENV_SANDBOX_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (process.stdout, process.stderr) == ("2\n", "")
+    assert service.leases.count() == 0
