@@ -69,6 +69,16 @@ def test_a_dataset_that_is_not_there(refused):
     )
 
 
+def test_a_sandbox_service_without_a_token_or_that_does_not_answer(refused, monkeypatch):
+    pytest.importorskip("httpx")
+    monkeypatch.delenv("AGENTENV_SANDBOX_TOKEN", raising=False)
+    monkeypatch.delenv("AGENTENV_SANDBOX_TOKEN_FILE", raising=False)
+    assert "AGENTENV_SANDBOX_TOKEN" in refused("--sandbox_url", "http://127.0.0.1:9")
+    monkeypatch.setenv("AGENTENV_SANDBOX_TOKEN", "0123456789abcdef")
+    assert "no sandbox service answers" in refused("--sandbox_url", "http://127.0.0.1:9")
+    assert "sandbox_url='ftp://x'" in refused("--sandbox_url", "ftp://x")
+
+
 def test_a_dataset_without_isolation(refused, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     assert "needs Docker" in refused("--dataset", "rows.jsonl", "--sandbox", "local-unisolated")

@@ -78,6 +78,7 @@ class _Routes:
             return _json({"status": "draining"}, 503)
         at, problem = self._ready
         if time.monotonic() - at >= READY_CACHE_S:
+            self._ready = (time.monotonic(), problem)  # who asks meanwhile hears what was last known
             try:
                 await asyncio.wait_for(asyncio.to_thread(self.leases.backend.left), 10.0)
                 problem = ""

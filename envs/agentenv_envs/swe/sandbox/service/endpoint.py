@@ -111,12 +111,14 @@ class Endpoint:
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S + wait_s, connect=CONNECT_TIMEOUT_S)
         content = None if body is None else dump(body)
         failure: SandboxError | None = None
+        late = 0
         for attempt in range(tries):
             if attempt:
                 time.sleep(PAUSES_S[attempt - 1])
             try:
                 answer = self._client.request(method, path, content=content, timeout=timeout)
             except httpx.ReadTimeout as error:
+                late += 1
                 failure = SandboxTimeoutError(f"{self.url}: {method} {path}: no answer in time ({error!r})")
             except RuntimeError as error:
                 raise ServiceDownError(f"{self.url}: the connection is closed ({error})") from None
@@ -134,6 +136,8 @@ class Endpoint:
                     )
                 failure = ServiceDownError(f"{self.url}: {method} {path}: HTTP {answer.status_code}")
             logger.debug("%s", failure)
+            if late == 2:  # it hangs: two waits are enough
+                break
         self.pass_over()
         assert failure is not None
         raise failure
