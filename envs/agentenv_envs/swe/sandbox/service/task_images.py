@@ -23,6 +23,8 @@ from .wire import Refusal
 
 __all__ = ["TaskImages"]
 
+MAX_WAITING = 64
+MAX_KNOWN = 4096
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}")
 _PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9_.!+-]{0,99}")
 # A name, extras and versions: neither an option of pip nor an address.
@@ -64,6 +66,10 @@ class TaskImages:
         with self._lock:
             future = self._made.get(task)
             if future is None or (future.done() and future.result().error is not None):
+                if sum(not made.done() for made in self._made.values()) >= MAX_WAITING:
+                    raise Refusal("busy", f"{MAX_WAITING} images are waiting to be made")
+                if len(self._made) >= MAX_KNOWN:  # a request for one that is there costs little
+                    self._made = {task: made for task, made in self._made.items() if not made.done()}
                 future = self._made[task] = self._threads.submit(self._make, task)
             return future
 

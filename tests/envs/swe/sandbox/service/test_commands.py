@@ -1,6 +1,7 @@
 """`agentenv sandbox serve` with bad input, and how a row's image comes to be."""
 
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 from agentenv_envs.swe.sandbox.service.client import RemoteBackend
 from agentenv_envs.swe.sandbox.service.limits import ServiceLimits
 from agentenv_envs.swe.sandbox.service.task_images import TaskImages
+from agentenv_envs.swe.sandbox.service.wire import Refusal
 from agentenv_envs.swe.task import SWETask
 
 
@@ -124,5 +126,12 @@ def test_equal_requests_share_one_build_and_a_failed_one_is_tried_again() -> Non
     assert images.request(request).result(10).get() == "agentenv/swe-six:1"
     assert images.request(request).result(10).get() == "agentenv/swe-six:1"
     assert len(tries) == 2
+    held = threading.Event()
+    images._ensure = lambda task, backend: str(held.wait(20))
+    waiting = [images.request(request | {"package": f"six=={number}"}) for number in range(64)]
+    with pytest.raises(Refusal, match="64 images are waiting to be made"):
+        images.request(request | {"package": "six==64"})
+    assert images.request(request | {"package": "six==63"}) is waiting[-1], "who asks again waits on"
+    held.set()
     images.close()
     backend.close()
