@@ -14,8 +14,8 @@ Real containers of the production backend, embedded tasks' specification (read-o
   command costs times the containers over the processors.
 - pooled: a release with its reset, and a warm sandbox's acquisition with the first command.
 - mini-swe-agent's Docker environment and SWE-ReX's Docker deployment, where they are installed beside this, run the
-  same command in a container of their own, from the same image. What is absent, or does not run (SWE-ReX installs its
-  server into the image from the network), is said.
+  same command in a container of their own. SWE-ReX needs an image with its server (`--rex_image`), which it installs
+  from the network otherwise, and a published port. What is absent, or does not run, is said.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def busy(sandboxes: Sequence[DockerSandbox], ask: Ask, seconds: float, turn_s: f
     return summary([value for values in lists for value in values])
 
 
-def peers(image: str, rounds: int) -> dict[str, Any]:
+def peers(images: Mapping[str, str], rounds: int) -> dict[str, Any]:
     """What is installed of other projects' sandboxes: figures, or why there are none."""
     found: dict[str, Any] = {}
     for name, module in PEERS.items():
@@ -177,7 +177,7 @@ def peers(image: str, rounds: int) -> dict[str, Any]:
             found[name] = "absent: not installed"
             continue
         try:
-            found[name] = MEASURED[name](image, rounds)
+            found[name] = MEASURED[name](images[name], rounds)
         except Exception as error:  # another project's failure is not ours to judge
             found[name] = f"absent: does not run here: {' '.join(str(error).split())[:120]}"
     return found
@@ -246,7 +246,8 @@ def measure(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         figures["pooled"] = pooled(backend, args.rounds)
         progress.update(2, {})
         image = backend.client.containers.get(_any_container(backend)).image.tags[0]
-        figures["peers"] = peers(image, args.rounds)
+        images = {"swe-rex": args.rex_image or image, "mini-swe-agent": image}
+        figures["peers"] = peers(images, args.rounds)
         progress.update(3, {})
     finally:
         backend.close()
@@ -325,6 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--smoke", action="store_true", help="4 containers, 5 rounds, 1 s: whether it runs at all"
     )
+    parser.add_argument("--rex_image", help="image that holds SWE-ReX's server; default: the base image")
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     args = parser.parse_args(argv)
