@@ -230,13 +230,15 @@ class RemoteBackend:
         sandbox.close()
 
     def left(self) -> int:
-        count = 0
+        count, closed = 0, self._ended.is_set()
         for endpoint in self._endpoints:
-            if self._ended.is_set():  # whoever has closed it may still ask
+            if closed:  # whoever has closed it may still ask
                 endpoint = Endpoint(endpoint.url, self._token)
-            _, value = endpoint.ask("GET", "/v1/sandboxes")
-            if self._ended.is_set():
-                endpoint.close()
+            try:
+                _, value = endpoint.ask("GET", "/v1/sandboxes")
+            finally:
+                if closed:
+                    endpoint.close()
             count += sum(str(item).startswith(self._prefix) for item in value["ids"])
         return count
 
