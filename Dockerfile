@@ -7,6 +7,16 @@
 
 ARG PYTHON_IMAGE=python:3.12-slim
 
+FROM ${PYTHON_IMAGE} AS service
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+WORKDIR /opt/agentenv
+COPY . .
+RUN pip install --no-cache-dir -c constraints.txt ".[service,docker]"
+ENV PYTHONUNBUFFERED=1
+EXPOSE 8700
+CMD ["agentenv", "sandbox", "serve", "--host", "0.0.0.0", "--token-file", "/run/secrets/sandbox_tokens"]
+
 FROM ${PYTHON_IMAGE} AS agentenv
 # pip reads these two, so that a build can be pointed at another index, such as one with CPU builds of torch.
 ARG PIP_INDEX_URL
@@ -17,16 +27,6 @@ COPY . .
 RUN pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
 ENV OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 CMD ["agentenv", "list"]
-
-FROM ${PYTHON_IMAGE} AS service
-ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
-WORKDIR /opt/agentenv
-COPY . .
-RUN pip install --no-cache-dir -c constraints.txt ".[service,docker]"
-ENV PYTHONUNBUFFERED=1
-EXPOSE 8700
-CMD ["agentenv", "sandbox", "serve", "--host", "0.0.0.0", "--token-file", "/run/secrets/sandbox_tokens"]
 
 # agentenv_envs/swe/sandbox/images.py holds this stage, too; a test compares them.
 FROM python:3.12-slim AS sandbox
