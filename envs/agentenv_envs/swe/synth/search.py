@@ -11,14 +11,16 @@ Invariants:
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import math
 import queue
 import random
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +38,7 @@ from .survey import Survey, survey_of
 __all__ = ["Found", "search"]
 
 KEPT = "kept"
+_BROKEN = "the sandbox failed"  # says nothing of the edit, so that the next start tries again
 _MAX_BATCH = 6
 _MAX_SCREENED_TESTS = 60
 _NOT_CODE = frozenset(
@@ -105,7 +108,17 @@ def search(
         return Found(kept, 0, {}, 0, 0.0)
     judges: queue.Queue[_Judge] = queue.Queue()
     everyone: list[_Judge] = []
-    try:
+
+    def close_all() -> None:
+        for judge in everyone:
+            judge.close()
+
+    # Left from the last entry to the first: edits that wait are dropped, runs under way end with their sandboxes, then
+    # threads are waited for.
+    with contextlib.ExitStack() as stack:
+        pool = ThreadPoolExecutor(workers)
+        stack.callback(pool.shutdown)
+        stack.callback(close_all)
         say(f"{release.name}: opening a sandbox and running the tests three times")
         everyone.append(_Judge(release, open_sandbox, release_sandbox))
         survey = survey_of(everyone[0].bench)
@@ -129,30 +142,29 @@ def search(
 
         done: set[str] = set()
         judged = 0
-        with ThreadPoolExecutor(workers) as pool:
-            # Small numbers take small batches: what is under way when enough is kept was for nothing.
-            size = max(1, min(_MAX_BATCH, (number - kept) // (2 * workers)))
-            for results in _in_order(pool, work, _batches(candidates, size), 2 * workers):
-                for key, verdict, row in results:
-                    judged += 1
-                    if key in done or not key or kept >= number:
-                        continue
-                    done.add(key)
-                    if row is not None and row["instance_id"] not in ids:
-                        output.append(row)
-                        ids.add(row["instance_id"])
-                        kept += 1
-                    if key not in output.verdicts:
-                        output.note(key, verdict)
-                    tally[verdict] += 1
-                say(
-                    f"{release.name}: {kept} of {number} kept, {judged} of {len(candidates)} judged{_shown(tally)}"
-                )
-                if kept >= number:
-                    break
-    finally:
-        for judge in everyone:
-            judge.close()
+        # Small numbers take small batches: what is under way when enough is kept was for nothing.
+        size = max(1, min(_MAX_BATCH, (number - kept) // (2 * workers)))
+        ordered = stack.enter_context(
+            contextlib.closing(_in_order(pool, work, _batches(candidates, size), 2 * workers))
+        )
+        for results in ordered:
+            for key, verdict, row in results:
+                judged += 1
+                if key in done or not key or kept >= number:
+                    continue
+                done.add(key)
+                if row is not None and row["instance_id"] not in ids:
+                    output.append(row)
+                    ids.add(row["instance_id"])
+                    kept += 1
+                if key not in output.verdicts and verdict != _BROKEN:
+                    output.note(key, verdict)
+                tally[verdict] += 1
+            say(
+                f"{release.name}: {kept} of {number} kept, {judged} of {len(candidates)} judged{_shown(tally)}"
+            )
+            if kept >= number:
+                break
     return Found(kept, kept - had, dict(tally), len(candidates), time.monotonic() - began)
 
 
@@ -166,14 +178,32 @@ class _Judge:
         release_sandbox: Callable[[Sandbox], None],
     ) -> None:
         self._release, self._open, self._give_back = release, open_sandbox, release_sandbox
+        self._lock, self._closed = threading.Lock(), False
         self._sandbox: Sandbox | None = open_sandbox()
         self.bench = Bench(self._sandbox)
 
     def close(self) -> None:
-        """Give the sandbox back."""
-        if self._sandbox is not None:
-            self._give_back(self._sandbox)
-            self._sandbox = None
+        """Give the sandbox back; a run that another thread has under way in it fails, and none comes after it."""
+        with self._lock:
+            self._closed = True
+        self._put_away()
+
+    def _put_away(self) -> None:
+        with self._lock:
+            sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            self._give_back(sandbox)
+
+    def _open_anew(self) -> None:
+        self._put_away()
+        sandbox = self._open()
+        with self._lock:
+            self._sandbox = sandbox
+            closed = self._closed
+        if closed:
+            self._put_away()
+            raise SandboxError("the search has ended")
+        self.bench = Bench(sandbox)
 
     def judge(
         self, survey: Survey, batch: list[_Candidate], digest: str, known: frozenset[str], seed: int
@@ -181,14 +211,14 @@ class _Judge:
         """Key, verdict and row of each candidate."""
         try:
             return self._judge(survey, batch, digest, known, seed)
-        except SandboxError as error:
-            self.close()
-            self._sandbox = self._open()
-            self.bench = Bench(self._sandbox)
+        except SandboxError:
+            if self._closed:
+                raise
+            self._open_anew()
             if len(batch) > 1:
                 return [r for one in batch for r in self.judge(survey, [one], digest, known, seed)]
             key = _key(digest, batch[0].path, batch[0].mutation.apply(survey.sources[batch[0].path]) or "")
-            return [(key, f"the sandbox failed ({type(error).__name__})", None)]
+            return [(key, _BROKEN, None)]
 
     def _judge(
         self, survey: Survey, batch: list[_Candidate], digest: str, known: frozenset[str], seed: int
@@ -308,12 +338,13 @@ def _candidates(survey: Survey, seed: int) -> list[_Candidate]:
     chance = random.Random(seed)
     chance.shuffle(found)
     # In turns of functions, and for each function in turns of operators: few functions have most of the edits, and
-    # few operators make most of them.
+    # few operators make most of them. A function that returns nothing is the plainest bug, so it comes a turn later.
     for turn_of in (lambda c: (c.path, c.mutation.function.line, c.mutation.operator), _place_of):
         turns: collections.Counter[Any] = collections.Counter()
         order = []
         for candidate in found:
-            order.append((turns[turn_of(candidate)], chance.random()))
+            late = candidate.mutation.operator == "changed_return"
+            order.append((turns[turn_of(candidate)] + late, chance.random()))
             turns[turn_of(candidate)] += 1
         found = [
             candidate for _, candidate in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])
@@ -335,7 +366,7 @@ def _in_order(
     work: Callable[[list[_Candidate]], Any],
     batches: Iterator[list[_Candidate]],
     ahead: int,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Results in the order of the batches, with a few of them under way; those left are cancelled at the end."""
     waiting: collections.deque[Future[Any]] = collections.deque()
     try:

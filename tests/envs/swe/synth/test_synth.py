@@ -13,12 +13,16 @@ from agentenv_envs.swe import repository
 from agentenv_envs.swe.data import load_tasks
 from agentenv_envs.swe.grading import grade
 from agentenv_envs.swe.package_folder import PackageFolder
-from agentenv_envs.swe.sandbox import open_backend
+from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec, open_backend
+from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 from agentenv_envs.swe.synth import release as release_module
 from agentenv_envs.swe.synth.command import add_synth
 from agentenv_envs.swe.synth.issue import leaks
 from agentenv_envs.swe.synth.release import Release, find_release
+from agentenv_envs.swe.synth.rows import RowFile
+from agentenv_envs.swe.synth.search import search
 
+SHOP = Release("shop==1.0", ("pytest",), ".")
 HERE = ["--sandbox", "local-unisolated", "--allow-unisolated"]
 
 
@@ -35,9 +39,7 @@ def synth(installed_shop: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setattr(
         repository, "ensure_package_folder", lambda task, progress: PackageFolder(installed_shop)
     )
-    monkeypatch.setattr(
-        release_module, "find_release", lambda *arguments: Release("shop==1.0", ("pytest",), ".")
-    )
+    monkeypatch.setattr(release_module, "find_release", lambda *arguments: SHOP)
     return lambda output, *options: run("shop==1.0", "--output", str(output), *HERE, *options)
 
 
@@ -145,3 +147,54 @@ def test_a_folder_is_packed_the_same_way_each_time_and_left_as_it_is(shop: Path,
         ]
     (shop / "shop.py").write_text("changed = True\n")
     assert find_release(str(shop), [], None, tmp_path).digest != first.digest
+
+
+def opener(backend: LocalBackend, installed: Path, opened: list[Sandbox]) -> Callable[[], Sandbox]:
+    """Opens sandboxes with the package, and lists them."""
+    folder = PackageFolder(installed)
+    spec = SandboxSpec(workdir="/testbed", memory_mb=4096, environment=folder.variables(SHOP.task()))
+
+    def open_sandbox() -> Sandbox:
+        opened.append(backend.acquire(spec))
+        opened[-1].run(f"cp -a {folder.repository}/. .")
+        return opened[-1]
+
+    return open_sandbox
+
+
+def test_an_interrupted_search_leaves_whole_rows_and_no_sandbox_at_once(
+    installed_shop: Path, tmp_path: Path
+) -> None:
+    backend = LocalBackend()
+    opened: list[Sandbox] = []
+    open_sandbox = opener(backend, installed_shop, opened)
+
+    def say(text: str) -> None:
+        if "kept" in text:
+            raise KeyboardInterrupt
+
+    with RowFile(tmp_path / "rows.jsonl") as output, pytest.raises(KeyboardInterrupt):
+        search(SHOP, open_sandbox, backend.release, output, number=50, seed=0, workers=2, say=say)
+    assert len(opened) == 2
+    assert backend.left() == 0
+    with RowFile(tmp_path / "rows.jsonl") as output:
+        assert len(output.verdicts) >= len(output.rows) >= 1
+    backend.close()
+
+
+def test_a_sandbox_that_breaks_is_replaced_and_its_edit_judged(installed_shop: Path, tmp_path: Path) -> None:
+    backend = LocalBackend()
+    opened: list[Sandbox] = []
+    open_sandbox = opener(backend, installed_shop, opened)
+
+    def say(text: str) -> None:
+        if "stable tests" in text:
+            opened[0].close()
+
+    with RowFile(tmp_path / "rows.jsonl") as output:
+        found = search(SHOP, open_sandbox, backend.release, output, number=1, seed=0, workers=1, say=say)
+        assert (found.kept, len(output.rows)) == (1, 1)
+        assert "the sandbox failed" not in output.verdicts.values()
+    assert len(opened) == 2
+    assert backend.left() == 0
+    backend.close()
