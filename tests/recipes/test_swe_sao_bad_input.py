@@ -133,7 +133,7 @@ def test_an_image_that_can_not_be_made_is_told_before_anything_is_written(
     refused, swe_sao, tiny_policy, monkeypatch
 ):
     class Engine:
-        kind, client = "docker", None
+        kind, client = "docker", object()
 
         @property
         def backend(self):
