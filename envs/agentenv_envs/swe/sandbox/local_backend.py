@@ -64,6 +64,8 @@ class LocalSandbox:
         self.spec = spec
         self._on_close = on_close
         self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        """The command that was started last."""
         # The owner's process id is in the name: `LocalBackend.reap` goes by it.
         self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._make_folders()
@@ -104,6 +106,7 @@ class LocalSandbox:
                 )
             except OSError as error:
                 raise SandboxError(f"sandbox {self.id}: a command can't be started: {error}") from error
+            self._process = process
             if self._closed:  # by another thread, which could not see this process yet
                 _kill_group(process)
             timed_out = False
@@ -158,6 +161,9 @@ class LocalSandbox:
         if self._closed:
             return
         self._closed = True
+        # By its handle: while a process begins to run another program it has no environment to be found by.
+        if self._process is not None and self._process.poll() is None:
+            _kill_group(self._process)
         self._kill_marked()
         try:
             _remove_tree(self._root)
