@@ -7,9 +7,10 @@ Invariants:
 - A sandbox belongs to one thread at a time; a backend may be used from many.
 """
 
+import codecs
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ __all__ = [
     "EXIT_KILLED",
     "EXIT_TIMED_OUT",
     "CommandResult",
+    "OutputStream",
     "Sandbox",
     "SandboxBackend",
     "SandboxSpec",
@@ -33,6 +35,9 @@ BASE_IMAGE = "base"
 
 EXIT_TIMED_OUT = 124
 EXIT_KILLED = 137
+
+STREAM_BYTES = 1 << 20
+"""Most output of one command that is shown while it runs; head and tail come back in any case."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,40 @@ class CommandResult:
     duration_s: float
 
 
+class OutputStream:
+    """Output as text while it comes: characters arrive whole, and no more than `STREAM_BYTES` of it.
+
+    Args:
+        on_output: called with each piece. When it raises it is called no more, and `end` raises that.
+    """
+
+    def __init__(self, on_output: Callable[[str], None]) -> None:
+        self._on_output = on_output
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._error: Exception | None = None
+        self.taken = 0
+        """Bytes so far."""
+
+    def feed(self, data: bytes) -> None:
+        """Hand on what follows."""
+        data = data[: STREAM_BYTES - self.taken]
+        self.taken += len(data)
+        self._hand_on(self._decoder.decode(data))
+
+    def end(self) -> None:
+        """After the command: hand on what is left of a character that did not come whole."""
+        self._hand_on(self._decoder.decode(b"", final=True))
+        if self._error is not None:
+            raise self._error
+
+    def _hand_on(self, text: str) -> None:
+        if text and self._error is None:
+            try:
+                self._on_output(text)
+            except Exception as error:
+                self._error = error
+
+
 @runtime_checkable
 class Sandbox(Protocol):
     """A place where untrusted commands run."""
@@ -121,13 +160,23 @@ class Sandbox(Protocol):
     def spec(self) -> SandboxSpec:
         """What it was made from."""
 
-    def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float = 60.0,
+        half_bytes: int = 4000,
+        on_output: Callable[[str], None] | None = None,
+    ) -> CommandResult:
         """Run a command with `bash -c` in the workdir, without stdin.
 
         Args:
             command: text for bash, of any length.
             timeout_s: then the command and all that it started are killed.
             half_bytes: how much output is kept from the head and from the tail, each.
+            on_output: called while the command runs, from the thread that calls, with each further piece of its output,
+                a fifth of a second old; the first MiB only. It must not call the sandbox. What it raises is raised when
+                the command has ended.
 
         Raises:
             SandboxError: the sandbox is gone or does not answer.

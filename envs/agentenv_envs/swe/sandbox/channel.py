@@ -1,7 +1,7 @@
 """A stream to a driver in a container, over one `docker exec`: requests out, answers in.
 
 A request is one line "operation tag arguments" and the bytes that it announces; an answer is
-"\\1tag state code total\\1payload\\1tag\\1".
+"\\1tag state code total\\1payload\\1tag\\1". Answers whose state is "more" come before the last one.
 
 Invariants:
 - Each request has a random tag, and its answer ends with it: what a command prints cannot end an answer.
@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,9 @@ class Channel:
 
     def __init__(self, api: Any, container_id: str, command: list[str], program: bytes, name: str) -> None:
         self._raw = bytearray()
+        """Frames of the engine, not whole yet."""
+        self._text = bytearray()
+        """What the driver wrote, not taken yet."""
         with engine_errors(f"{name}: opening the driver channel"):
             created = api.exec_create(
                 container_id, command, stdin=True, stdout=True, stderr=False, user="0:0"
@@ -78,8 +82,20 @@ class Channel:
             kind = SandboxError if lost.late else DriverEndedError
             raise kind(f"{name}: the driver does not start: {lost}") from None
 
-    def ask(self, operation: str, request: bytes, timeout_s: float) -> Answer:
-        """Send a request and wait for its answer.
+    def ask(
+        self,
+        operation: str,
+        request: bytes,
+        timeout_s: float,
+        on_more: Callable[[bytes], None] | None = None,
+    ) -> Answer:
+        """Send a request and wait for its last answer.
+
+        Args:
+            operation: word that the driver knows.
+            request: what follows it.
+            timeout_s: until the last answer is here.
+            on_more: called with the payloads of the answers before.
 
         Raises:
             ChannelLostError: none came in time, or none can come any more.
@@ -87,10 +103,15 @@ class Channel:
         tag = os.urandom(8).hex()
         deadline = time.monotonic() + timeout_s
         self._send(f"{operation} {tag} ".encode() + request, deadline)
-        text = self._receive(f"\1{tag}\1".encode(), deadline)
-        header, payload = text.split(b"\1", 2)[1:]
-        _, state, code, total = header.split(b" ")
-        return Answer(state.decode(), int(code), int(total), payload)
+        self._text.clear()
+        while True:
+            text = self._receive(f"\1{tag}\1".encode(), deadline)
+            header, payload = text.split(b"\1", 2)[1:]
+            _, state, code, total = header.split(b" ")
+            if state != b"more":
+                return Answer(state.decode(), int(code), int(total), payload)
+            if on_more is not None:
+                on_more(payload)
 
     def close(self) -> None:
         """End the stream; idempotent. The driver ends at the end of its input."""
@@ -110,8 +131,10 @@ class Channel:
 
     def _receive(self, end: bytes, deadline: float) -> bytes:
         """The text of an answer up to its end mark, out of the engine's frames: 8 bytes of header, then a payload."""
-        text, raw = bytearray(), self._raw
-        while not text.endswith(end):
+        text, raw = self._text, self._raw
+        searched = 0
+        while (found := text.find(end, searched)) < 0:
+            searched = max(0, len(text) - len(end))
             try:
                 self._socket.settimeout(max(0.01, deadline - time.monotonic()))
                 data = self._socket.recv(1 << 18)
@@ -130,4 +153,6 @@ class Channel:
                 text += raw[at + 8 : at + 8 + size]
                 at += 8 + size
             del raw[:at]
-        return bytes(text[: -len(end)])
+        answer = bytes(text[:found])
+        del text[: found + len(end)]
+        return answer

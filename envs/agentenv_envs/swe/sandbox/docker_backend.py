@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from agentenv.errors import SandboxError, UsageError
 
-from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, Sandbox, SandboxSpec, as_bytes
+from .base import BASE_IMAGE, EXIT_KILLED, CommandResult, OutputStream, Sandbox, SandboxSpec, as_bytes
 from .disk import DiskWatch
 from .driver import Driver
 from .engine import connect, container_settings, engine_errors, fair_cgroup_parent
@@ -63,15 +63,25 @@ class DockerSandbox:
         """True where a reset is worth trying."""
         return self.spec.read_only and not (self._broken or self._closed or self._worn)
 
-    def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float = 60.0,
+        half_bytes: int = 4000,
+        on_output: Callable[[str], None] | None = None,
+    ) -> CommandResult:
         if timeout_s <= 0 or half_bytes < 1:
             raise ValueError(f"timeout_s={timeout_s!r}, half_bytes={half_bytes!r}: both must be positive")
-        result = self._guard(lambda: self._driver.run(command, timeout_s, half_bytes))
+        stream = None if on_output is None else OutputStream(on_output)
+        result = self._guard(lambda: self._driver.run(command, timeout_s, half_bytes, stream))
         self._kills = self._kills + 1 if result.exit_code == EXIT_KILLED else 0
         self._worn = self._worn or self._kills >= KILLS_BEFORE_RECYCLING
         if self.disk_used_mb is not None:
             note = f"\n[files take {self.disk_used_mb} MiB, over the limit of {self.spec.disk_mb}: remove some]\n"
             result = replace(result, output=result.output + note)
+        if stream is not None:
+            stream.end()
         return result
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:

@@ -28,7 +28,16 @@ from typing import Any
 
 from agentenv.errors import SandboxError
 
-from .base import EXIT_KILLED, EXIT_TIMED_OUT, CommandResult, SandboxSpec, absolute_path, decode_output
+from .base import (
+    EXIT_KILLED,
+    EXIT_TIMED_OUT,
+    STREAM_BYTES,
+    CommandResult,
+    OutputStream,
+    SandboxSpec,
+    absolute_path,
+    decode_output,
+)
 from .channel import OPEN_TIMEOUT_S, Answer, Channel, ChannelLostError, DriverEndedError
 from .engine import OUTPUT_FOLDER, RESET_MOUNTS, SWEEP_SIGNAL, engine_errors
 
@@ -88,16 +97,20 @@ class Driver:
         self._spoilt = False
         self._channel = self._open()
 
-    def run(self, command: str, timeout_s: float, half_bytes: int) -> CommandResult:
+    def run(
+        self, command: str, timeout_s: float, half_bytes: int, stream: OutputStream | None = None
+    ) -> CommandResult:
         """See `Sandbox.run`."""
         started = time.monotonic()
         try:
-            return self._run(command, timeout_s, half_bytes)
+            return self._run(command, timeout_s, half_bytes, stream)
         except SpoiltError as error:
             text = f"sandbox: {error}\n"
             return CommandResult(text, EXIT_NO_SHELL, len(text), False, time.monotonic() - started)
 
-    def _run(self, command: str, timeout_s: float, half_bytes: int) -> CommandResult:
+    def _run(
+        self, command: str, timeout_s: float, half_bytes: int, stream: OutputStream | None
+    ) -> CommandResult:
         started = time.monotonic()
         text = command.encode("utf-8", "replace")
         if b"\0" in text:
@@ -108,9 +121,11 @@ class Driver:
             text = f"exec bash {path}".encode()
         for attempt in range(2):
             self._number += 1
-            request = f"{timeout_s:.3f} {half_bytes} {self._number} {len(text)}\n".encode() + text
+            shown = STREAM_BYTES if stream else 0
+            request = f"{timeout_s:.3f} {half_bytes} {self._number} {len(text)} {shown}\n".encode() + text
+            on_more = None if stream is None else stream.feed
             try:
-                answer = self._channel.ask("run", request, timeout_s + GRACE_S)
+                answer = self._channel.ask("run", request, timeout_s + GRACE_S, on_more)
             except ChannelLostError as lost:
                 logger.info("%s: %s; sweeping", self._name, lost)
                 answer = self._recover(lost, half_bytes)

@@ -48,7 +48,28 @@ ae_reply_file() {
   printf '\001%s\001' "$ae_tag"
 }
 
-# $1 seconds, $2 bytes from head and tail each, $3 number of the command, $4 length of the command, which follows.
+# While command $1 runs: what it writes, in parts, up to $2 bytes. A command that is stopped is not waited for.
+ae_show() {
+  local at=0 size=0 stat running=1
+  exec 9</proc/self/fd/5
+  while ((at < $2)); do
+    IFS= read -r stat </proc/$1/stat && [[ ${stat##*) } != [TZ]* ]] || running=
+    IFS=$' \t' read -r _ size </proc/self/fdinfo/5
+    ((size > $2)) && size=$2
+    if ((size > at)); then
+      printf '\001%s more 0 %s\001' "$ae_tag" "$size"
+      head -c $((size - at)) <&9
+      printf '\001%s\001' "$ae_tag"
+      at=$size
+    fi
+    [[ $running ]] || break
+    ae_sleep 0.2
+  done
+  exec 9<&-
+}
+
+# $1 seconds, $2 bytes from head and tail each, $3 number of the command, $4 length of the command, which follows,
+# $5 bytes of output to show while it runs.
 ae_run() {
   local cmd out=/run/out/$3 pid code state total text=
   IFS= read -r -N "$4" cmd
@@ -66,6 +87,7 @@ ae_run() {
   # a background command ignores no signal, and `wait` returns when it is stopped, too.
   pid=$!
   echo "$pid $1" >&3
+  (($5)) && ae_show "$pid" "$5"
   wait "$pid"
   code=$?
   # A stopped command has not ended, and nobody would ever wake it.
@@ -207,9 +229,9 @@ ae_self
 ae_self_first=$REPLY
 ae_start_watchdog
 
-while IFS=' ' read -r ae_op ae_tag ae_a ae_b ae_c ae_d; do
+while IFS=' ' read -r ae_op ae_tag ae_a ae_b ae_c ae_d ae_e; do
   case $ae_op in
-    run) ae_run "$ae_a" "$ae_b" "$ae_c" "$ae_d" ;;
+    run) ae_run "$ae_a" "$ae_b" "$ae_c" "$ae_d" "$ae_e" ;;
     reset) ae_reset "$ae_a" ;;
     write) ae_write "$ae_a" ;;
     read) ae_read "$ae_a" "$ae_b" ;;

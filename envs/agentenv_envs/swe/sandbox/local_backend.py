@@ -32,7 +32,9 @@ from agentenv.errors import SandboxError, UsageError
 from .base import (
     BASE_IMAGE,
     EXIT_TIMED_OUT,
+    STREAM_BYTES,
     CommandResult,
+    OutputStream,
     Sandbox,
     SandboxSpec,
     absolute_path,
@@ -49,6 +51,7 @@ OUTPUT_BYTES = 32 << 20
 PREFIX = "agentenv-local-"
 MARKER = "AGENTENV_SANDBOX"
 COMMAND_BYTES = 96 * 1024
+LOOK_S = 0.2
 
 _LIMITS = 'ulimit -c 0 -f {blocks} -v {memory_kb} -t {cpu_s} || exit 125; exec bash -c "$0"'
 _warned = threading.Event()
@@ -75,10 +78,18 @@ class LocalSandbox:
         """The folder of this machine that stands for `spec.workdir`."""
         return self._root / "work"
 
-    def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float = 60.0,
+        half_bytes: int = 4000,
+        on_output: Callable[[str], None] | None = None,
+    ) -> CommandResult:
         if timeout_s <= 0 or half_bytes < 1:
             raise ValueError(f"timeout_s={timeout_s!r}, half_bytes={half_bytes!r}: both must be positive")
         self._check_open()
+        stream = None if on_output is None else OutputStream(on_output)
         text = command.encode("utf-8", "replace")
         if b"\0" in text:
             return CommandResult("bash: the command holds a NUL character", 126, 0, False, 0.0)
@@ -111,7 +122,7 @@ class LocalSandbox:
                 _kill_group(process)
             timed_out = False
             try:
-                code = process.wait(timeout_s)
+                code = _wait(process, timeout_s, output.fileno(), stream)
             except subprocess.TimeoutExpired:
                 timed_out = True
                 _kill_group(process)
@@ -122,6 +133,9 @@ class LocalSandbox:
             if total > 2 * half_bytes:
                 tail = os.pread(output.fileno(), half_bytes, total - half_bytes)
                 payload = payload[:half_bytes] + tail
+            if stream is not None:
+                _show(output.fileno(), stream)
+                stream.end()
         return CommandResult(
             output=decode_output(payload, total, half_bytes),
             exit_code=128 - code if code < 0 else code,
@@ -282,6 +296,28 @@ class LocalBackend:
     def _forget(self, sandbox: LocalSandbox) -> None:
         with self._lock:
             self._open.discard(sandbox)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float, output: int, stream: OutputStream | None
+) -> int:
+    """As `Popen.wait`, showing the output meanwhile."""
+    if stream is None:
+        return process.wait(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return process.wait(min(LOOK_S, max(0.0, left_s)))
+        except subprocess.TimeoutExpired:
+            if left_s <= LOOK_S:
+                raise
+        _show(output, stream)
+
+
+def _show(output: int, stream: OutputStream) -> None:
+    if stream.taken < STREAM_BYTES:
+        stream.feed(os.pread(output, STREAM_BYTES, stream.taken))
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from agentenv.errors import SandboxError, UsageError
+from agentenv_envs.swe.sandbox.base import STREAM_BYTES
 
 from .leases import Leases, Outcome
 from .limits import Fields, Tokens
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 API_VERSION = 1
 READY_CACHE_S = 2.0
+NEWS_S = 0.1
+"""How often a command's output is looked at for a client that follows it."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{7,63}")
 
 
@@ -171,12 +175,24 @@ class _Routes:
         command = given.text("command")
         timeout_s = given.number("timeout_s", 60.0, 0.001, self.limits.timeout_s)
         half_bytes = given.whole("half_bytes", 4000, 1, self.limits.half_bytes)
+        seen = given.take("seen", None)
+        if seen is not None:
+            seen = given.whole("seen", None, 0, STREAM_BYTES)
         wait_s = self._wait(given)
         given.done()
-        outcome = await _wait(self.leases.command(lease, int(number), command, timeout_s, half_bytes), wait_s)
+        future = self.leases.command(
+            lease, int(number), command, timeout_s, half_bytes, show=seen is not None
+        )
+        answer: dict[str, Any] = {}
+        if seen is None:
+            outcome = await _wait(future, wait_s)
+        else:
+            shown = lease.shown
+            outcome = await _wait(future, wait_s, lambda: len(shown) > seen)
+            answer = {"shown": "".join(shown[seen:]), "seen": len(shown)}
         if outcome is None:
-            return self._answer({"state": "running"}, 202)
-        return self._answer(result_to_json(outcome.get()))
+            return self._answer({"state": "running", **answer}, 202)
+        return self._answer({**result_to_json(outcome.get()), **answer})
 
     async def write(self, lease_id: str, request: Request) -> Response:
         """Write files."""
@@ -261,10 +277,17 @@ class _Routes:
         return _error_json("sandbox", "the service failed; its log has more", 500, {})
 
 
-async def _wait(future: "Future[Outcome]", wait_s: float) -> Outcome | None:
-    """The outcome, or None where it is not there in time; the work goes on."""
+async def _wait(
+    future: "Future[Outcome]", wait_s: float, news: Callable[[], bool] | None = None
+) -> Outcome | None:
+    """The outcome, or None where it is not there in time, or there are news before; the work goes on."""
     if not future.done():
-        await asyncio.wait({asyncio.wrap_future(future)}, timeout=wait_s)
+        work, deadline = {asyncio.wrap_future(future)}, time.monotonic() + wait_s
+        step_s = wait_s if news is None else NEWS_S
+        while not (news is not None and news()) and (left_s := deadline - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(work, timeout=min(step_s, left_s))
+            if done:
+                break
     return future.result() if future.done() else None
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from agentenv.errors import SandboxError, SandboxTimeoutError, UsageError
 from agentenv_envs.swe.data import SWETask
-from agentenv_envs.swe.sandbox.base import CommandResult, Sandbox, SandboxSpec, as_bytes
+from agentenv_envs.swe.sandbox.base import CommandResult, OutputStream, Sandbox, SandboxSpec, as_bytes
 
 from .endpoint import Endpoint, ServiceDownError
 from .wire import Refusal, files_to_json, result_from_json
@@ -104,16 +104,31 @@ class RemoteSandbox:
         self._numbers = itertools.count()
         self._closed = False
 
-    def run(self, command: str, *, timeout_s: float = 60.0, half_bytes: int = 4000) -> CommandResult:
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float = 60.0,
+        half_bytes: int = 4000,
+        on_output: Callable[[str], None] | None = None,
+    ) -> CommandResult:
         if timeout_s <= 0 or half_bytes < 1:
             raise ValueError(f"timeout_s={timeout_s!r}, half_bytes={half_bytes!r}: both must be positive")
         started = time.monotonic()
         path = f"commands/{next(self._numbers)}"
         body = {"command": command, "timeout_s": timeout_s, "half_bytes": half_bytes, "wait_s": WAIT_S}
+        stream = None if on_output is None else OutputStream(on_output)
+        if stream is not None:
+            body["seen"] = 0
         while True:
             status, value = self._ask("PUT", path, body, wait_s=WAIT_S)
+            if stream is not None:
+                stream.feed(str(value["shown"]).encode("utf-8", "surrogateescape"))
+                body["seen"] = value["seen"]
             if status != 202:
                 result = result_from_json(value)
+                if stream is not None:
+                    stream.end()
                 return replace(result, duration_s=time.monotonic() - started)
             if time.monotonic() - started > timeout_s + COMMAND_GRACE_S:
                 raise SandboxTimeoutError(f"sandbox {self.id}: the command does not end")

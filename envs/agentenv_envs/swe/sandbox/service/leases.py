@@ -68,6 +68,8 @@ class Lease:
     pending: int = 0
     command_number: int = -1
     command: "Future[Outcome] | None" = None
+    shown: list[str] = field(default_factory=list)
+    """Pieces of output of that command so far, where its client wants to see them."""
 
 
 class Leases:
@@ -175,17 +177,31 @@ class Leases:
             return self._submit(lease, action)
 
     def command(
-        self, lease: Lease, number: int, command: str, timeout_s: float, half_bytes: int
+        self,
+        lease: Lease,
+        number: int,
+        command: str,
+        timeout_s: float,
+        half_bytes: int,
+        *,
+        show: bool = False,
     ) -> "Future[Outcome]":
-        """Run a command, or join the one that has this number.
+        """Run a command, or join the one that has this number; with `show`, `lease.shown` grows meanwhile.
 
         Raises:
             Refusal: the number is below the last one, or as `submit`.
         """
 
+        shown: list[str] = []
+
         def run(sandbox: Sandbox) -> CommandResult:
             with self.metrics.command.time():
-                result = sandbox.run(command, timeout_s=timeout_s, half_bytes=half_bytes)
+                result = sandbox.run(
+                    command,
+                    timeout_s=timeout_s,
+                    half_bytes=half_bytes,
+                    on_output=shown.append if show else None,
+                )
             self.metrics.commands.labels("timed_out" if result.timed_out else "ended").inc()
             return result
 
@@ -194,7 +210,7 @@ class Leases:
                 raise Refusal("conflict", f"lease {lease.id}: command {number} is over")
             if number > lease.command_number or lease.command is None:
                 lease.command = self._submit(lease, run)
-                lease.command_number = number
+                lease.command_number, lease.shown = number, shown
             return lease.command
 
     def end(self, lease: Lease, how: str = "released") -> "Future[None]":

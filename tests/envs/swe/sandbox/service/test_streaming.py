@@ -1,0 +1,112 @@
+"""Output that is seen while its command runs: the same from each kind of sandbox."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec
+from agentenv_envs.swe.sandbox.base import STREAM_BYTES, OutputStream
+from agentenv_envs.swe.sandbox.local_backend import LocalBackend
+
+SPEC = SandboxSpec(read_only=True)
+
+
+@pytest.fixture(params=["local", "service", pytest.param("docker", marks=pytest.mark.docker)])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    if request.param == "docker":
+        backend = request.getfixturevalue("docker_backend")
+        sandbox = backend.acquire(SPEC)
+        yield sandbox
+        backend.release(sandbox)
+        return
+    backend = LocalBackend() if request.param == "local" else request.getfixturevalue("serve")().client()
+    yield backend.acquire(SPEC)
+    backend.close()
+
+
+def test_pieces_come_while_the_command_runs_and_make_up_its_output(sandbox: Sandbox) -> None:
+    pieces: list[tuple[float, str]] = []
+    started = time.monotonic()
+    result = sandbox.run(
+        "echo first; echo second >&2; sleep 2; printf 'th\\303'; sleep 0.5; printf '\\274rd'; exit 3",
+        on_output=lambda text: pieces.append((time.monotonic() - started, text)),
+    )
+    assert (result.exit_code, result.timed_out) == (3, False)
+    assert "".join(text for _, text in pieces) == result.output == "first\nsecond\nthürd"
+    assert pieces[0][1].startswith("first")
+    assert pieces[0][0] < result.duration_s - 1.5, "it came long before the end"
+    assert not any("�" in text for _, text in pieces)
+
+
+def test_a_command_without_output_and_the_next_one_are_as_ever(sandbox: Sandbox) -> None:
+    pieces: list[str] = []
+    assert sandbox.run(":", on_output=pieces.append).exit_code == 0
+    assert pieces == []
+    assert sandbox.run("echo now", on_output=pieces.append).output == "now\n"
+    assert pieces == ["now\n"]
+    assert sandbox.run("echo then").output == "then\n"
+    assert pieces == ["now\n"]
+
+
+def test_what_was_written_before_a_time_out_is_seen(sandbox: Sandbox) -> None:
+    pieces: list[str] = []
+    result = sandbox.run("echo early; sleep 60", timeout_s=1.0, on_output=pieces.append)
+    assert result.timed_out
+    assert "".join(pieces) == result.output == "early\n"
+
+
+def test_an_endless_output_is_shown_up_to_its_limit(sandbox: Sandbox) -> None:
+    pieces: list[str] = []
+    command = f"head -c {3 * STREAM_BYTES} /dev/zero | tr '\\0' x; echo end"
+    result = sandbox.run(command, half_bytes=100, on_output=pieces.append)
+    assert sum(map(len, pieces)) == STREAM_BYTES
+    assert result.total_bytes == 3 * STREAM_BYTES + 4
+    assert result.output.endswith("xend\n")
+
+
+def test_an_error_of_who_looks_on_comes_after_the_command_and_harms_nothing(sandbox: Sandbox) -> None:
+    calls: list[str] = []
+
+    def look(text: str) -> None:
+        calls.append(text)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        sandbox.run("echo a; sleep 0.7; echo b; sleep 0.7; touch done", on_output=look)
+    assert len(calls) == 1
+    assert sandbox.run("ls").output == "done\n"
+
+
+def test_a_stopped_command_is_not_waited_for(sandbox: Sandbox) -> None:
+    started = time.monotonic()
+    sandbox.run("echo before; kill -STOP $$", timeout_s=2.0, on_output=lambda text: None)
+    assert time.monotonic() - started < 6.0
+    assert sandbox.run("echo on").output == "on\n"
+
+
+def test_a_repeated_request_sees_what_it_has_not_seen(serve: Callable[..., Any]) -> None:
+    service = serve()
+    with service.http() as http:
+        lease = "/v1/sandboxes/lease-12345678"
+        http.put(lease, json={"spec": {"read_only": True}})
+        body: dict[str, Any] = {"command": "echo a; sleep 1; echo b", "seen": 0, "wait_s": 10}
+        first = http.put(f"{lease}/commands/0", json=body)
+        again = http.put(f"{lease}/commands/0", json=body)
+        assert first.status_code == again.status_code == 202
+        assert first.json()["shown"] == again.json()["shown"] == "a\n"
+        end = http.put(f"{lease}/commands/0", json={**body, "seen": first.json()["seen"]}).json()
+        assert (end["shown"], end["output"]) == ("b\n", "a\nb\n")
+        refused = http.put(f"{lease}/commands/1", json={**body, "seen": -1})
+        assert refused.status_code == 422
+        assert "seen=-1" in refused.json()["error"]["message"]
+
+
+def test_bytes_that_are_no_text_are_replaced_and_a_cut_character_waits_for_its_end() -> None:
+    pieces: list[str] = []
+    stream = OutputStream(pieces.append)
+    for part in (b"\xe2\x82", b"\xac\xff", b"\xe2"):
+        stream.feed(part)
+    stream.end()
+    assert pieces == ["€�", "�"]
