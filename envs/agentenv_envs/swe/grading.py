@@ -4,11 +4,11 @@ Rows whose data set brings a test command are graded by its log (`log_grading`),
 of pytest that is ours. The invariants below are of the second kind.
 
 Invariants:
-- Only a run that shows every FAIL_TO_PASS test passed and every PASS_TO_PASS test passed or skipped is
-  `resolved`; a test that did not report is a test that failed.
+- Only a run that shows every FAIL_TO_PASS test passed and every PASS_TO_PASS test passed, skipped or failed as
+  expected is `resolved`; a test that did not report is a test that failed.
 - A run proves itself: tests that must fail did fail, pytest's return code, its JUnit file and the runner's
-  record agree with each other, and the record carries this run's secret. A run that can't has status
-  `failed`, whatever it claims.
+  record agree with each other, and this run's secret has sealed the record. A run that can't, or in which pytest's
+  functions were replaced, has status `failed`, whatever it claims.
 - `invalid` means that the patch was not judged: the sandbox failed, or the row itself can't be run. It is
   never a reward of 0.
 
@@ -39,6 +39,7 @@ from .junit import (
     junit_key,
     parse_junit,
     parse_record,
+    seal_of,
 )
 from .log_grading import grade_by_log
 from .repository import open_workspace, scratch_folder, workspace_patch
@@ -54,6 +55,7 @@ TESTS_FAILED = 1  # pytest's return code where all tests ran and some failed; th
 # not fail a test, even where the release asks pytest to turn warnings into errors.
 _PACKAGE_ARGUMENTS = ("-W", "ignore::DeprecationWarning", "-W", "ignore::PendingDeprecationWarning")
 _OUTPUT_HALF_BYTES = 6000
+_DENIED = " in the JUnit file, failed in the runner's record"
 
 # Each must fail: an assertion, an error, an exception that does not come, an equality that holds for
 # everything.
@@ -92,7 +94,7 @@ class TestRun:
     Attributes:
         exit_code: of the runner's process.
         timed_out: whether the run was cut off.
-        token: the secret that the record must carry.
+        token: the secret that must have sealed the record.
         canaries: ids of the tests that must fail.
         record: the runner's record; None where there is none, or a broken one.
         statuses: by JUnit key; None where there is no JUnit file, or a broken one.
@@ -150,7 +152,7 @@ def judge(task: SWETask, run: TestRun) -> list[str]:
     if run.record is None or run.statuses is None:
         return [run.problem or f"the run left no results (exit code {run.exit_code})"]
     reasons: list[str] = []
-    if not secrets.compare_digest(run.record.token.encode(), run.token.encode()):
+    if not secrets.compare_digest(run.record.seal.encode(), seal_of(run.record, run.token).encode()):
         reasons.append("the record is not of this run")
     if not run.exit_code == run.record.exit_code == TESTS_FAILED:
         reasons.append(
@@ -163,17 +165,24 @@ def judge(task: SWETask, run: TestRun) -> list[str]:
             reasons.append(f"canary {test_id} did not fail: {statuses.get(junit_key(test_id), 'missing')}")
     if {junit_key(test_id) for test_id in run.record.reported} != set(statuses):
         reasons.append(f"{len(run.record.reported)} tests reported, the JUnit file names {len(statuses)}")
+    if run.record.changes:
+        reasons.append(
+            f"the run changed pytest or took tests from elsewhere: {', '.join(run.record.changes[:3])}"
+        )
+    failures = {junit_key(test_id) for test_id in run.record.failures}
     expected = len(task.test_ids) + len(run.canaries)
     if len(statuses) < expected:
         reasons.append(f"{len(statuses)} tests ran, at least {expected} must")
     for test_id in task.fail_to_pass:
         status = statuses.get(junit_key(test_id), "missing")
-        if status not in ("passed", "xfailed"):
-            reasons.append(f"FAIL_TO_PASS {test_id}: {status}")
+        # A function that calls `pytest.xfail` makes every test of it fail "as expected".
+        if status != "passed" or junit_key(test_id) in failures:
+            reasons.append(f"FAIL_TO_PASS {test_id}: {status}{_DENIED if status == 'passed' else ''}")
     for test_id in task.pass_to_pass:
         status = statuses.get(junit_key(test_id), "missing")
-        if status not in ("passed", "xfailed", "skipped"):
-            reasons.append(f"PASS_TO_PASS {test_id}: {status}")
+        good = status in ("passed", "xfailed", "skipped")
+        if not good or junit_key(test_id) in failures:
+            reasons.append(f"PASS_TO_PASS {test_id}: {status}{_DENIED if good else ''}")
     return reasons
 
 

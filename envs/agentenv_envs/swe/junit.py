@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["RunRecord", "TestKey", "TestStatus", "junit_key", "parse_junit", "parse_record"]
+__all__ = ["RunRecord", "TestKey", "TestStatus", "junit_key", "parse_junit", "parse_record", "seal_of"]
 
 MAX_JUNIT_BYTES = 32_000_000
 MAX_RECORD_BYTES = 16_000_000
@@ -38,14 +39,24 @@ class RunRecord:
     """What the runner inside the sandbox wrote after pytest had returned.
 
     Attributes:
-        token: the secret of this run.
+        seal: what `seal_of` makes of the rest with the secret of this run.
         exit_code: what pytest returned.
         reported: ids of all tests that reported a result.
+        failures: ids of those that failed.
+        changes: functions of pytest that were replaced, and test files whose tests came from elsewhere.
     """
 
-    token: str
+    seal: str
     exit_code: int
     reported: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+
+
+def seal_of(record: RunRecord, token: str) -> str:
+    """What seals a record: nobody who does not know the token can write it."""
+    body = [record.exit_code, record.reported, record.failures, record.changes]
+    return hmac.new(token.encode(), json.dumps(body).encode(), "sha256").hexdigest()
 
 
 def junit_key(test_id: str) -> TestKey:
@@ -100,17 +111,18 @@ def parse_record(content: bytes) -> RunRecord:
         raise ValueError(f"the runner's record has more than {MAX_RECORD_BYTES} bytes")
     try:
         record = json.loads(content)
-        token, exit_code, reported = record["token"], record["exit_code"], record["reported"]
+        seal, exit_code = record["seal"], record["exit_code"]
+        lists = [record[name] for name in ("reported", "failures", "changes")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"the runner's record can't be read: {error!r}") from None
     if (
-        not isinstance(token, str)
+        not isinstance(seal, str)
         or not isinstance(exit_code, int)
-        or not isinstance(reported, list)
-        or not all(isinstance(item, str) for item in reported)
+        or not all(isinstance(items, list) for items in lists)
+        or not all(isinstance(item, str) for items in lists for item in items)
     ):
         raise ValueError("the runner's record has fields of wrong types")
-    return RunRecord(token, exit_code, tuple(reported))
+    return RunRecord(seal, exit_code, *map(tuple, lists))
 
 
 def _status_of(case: ElementTree.Element) -> TestStatus | None:

@@ -4,8 +4,8 @@ Invariants:
 - Only what stands between two secret lines counts, which the script prints before and after the tests; where pytest
   writes a short summary, only the last one does. So output of the code under test can't pass for results, other than
   by a process that ends itself.
-- A FAIL_TO_PASS test passed or failed as expected; a PASS_TO_PASS test may also be skipped. A test that is missing has
-  failed, in every data set.
+- A FAIL_TO_PASS test passed, or failed as its file expects; a PASS_TO_PASS test may also be skipped. A test that is
+  missing has failed, in every data set.
 - R2E-Gym's map of statuses matches exactly: no test is missing, none is new.
 - The test command's exit code and pytest's JUnit file must not contradict the log.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,8 @@ class LogRun:
         end: the secret line after them, without the exit code.
         junit: statuses by JUnit key; None where pytest left no file, or a broken one.
         needs_junit: whether the command is pytest's, which was told to leave one.
+        has_xfail: whether files of tests name expected failures; if not, only the code under test can have called
+            `pytest.xfail`.
     """
 
     timed_out: bool
@@ -60,6 +63,7 @@ class LogRun:
     end: str
     junit: Mapping[TestKey, TestStatus] | None = None
     needs_junit: bool = False
+    has_xfail: bool = True
 
 
 def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stash: str) -> Grade:
@@ -87,6 +91,10 @@ def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stas
         needs_junit = (
             sandbox.run("grep -qsw pytest run_tests.sh /run_tests.sh", timeout_s=30.0).exit_code == 0
         )
+    has_xfail = True
+    if task.test_files:
+        names = shlex.join(f"./{name}" for name in task.test_files)
+        has_xfail = sandbox.run(f"grep -qsriE 'xfail|expectedFailure' {names}", timeout_s=60.0).exit_code == 0
     junit = f"{task.workdir}/{scratch}/junit.xml"
     options = "export PIP_RETRIES=0 PIP_NO_INPUT=1\n"  # there is no network: what a script would fetch fails at once
     if needs_junit:
@@ -101,7 +109,9 @@ def grade_by_log(sandbox: Sandbox, task: SWETask, patch: str, scratch: str, stas
             found = parse_junit(sandbox.read_file(junit, max_bytes=MAX_JUNIT_BYTES + 1))
         except ValueError as error:
             evidence["junit"] = str(error)
-    run = LogRun(result.timed_out, result.output, result.total_bytes, start, end, found, needs_junit)
+    run = LogRun(
+        result.timed_out, result.output, result.total_bytes, start, end, found, needs_junit, has_xfail
+    )
     reasons, statuses = judge_log(task, run)
     output, exit_code = output_of_tests(run)
     evidence |= {
@@ -135,7 +145,7 @@ def judge_log(task: SWETask, run: LogRun) -> tuple[list[str], dict[str, str]]:
         reasons.append(f"exit code {exit_code}, though the log has no failed test")
     if run.needs_junit and run.junit is None:
         reasons.append("pytest left no JUnit file: it did not end as it should")
-    reasons += _exact(task, statuses) if task.expected else _as_expected(task, statuses)
+    reasons += _exact(task, statuses) if task.expected else _as_expected(task, statuses, run.has_xfail)
     if run.junit is not None:
         reasons += _contradicted(task, run.junit)
     return reasons, statuses
@@ -160,11 +170,11 @@ def output_of_tests(run: LogRun) -> tuple[str | None, int | None]:
     return run.output[begin.end() : finish.start()], int(finish[1])
 
 
-def _as_expected(task: SWETask, statuses: Mapping[str, str]) -> list[str]:
+def _as_expected(task: SWETask, statuses: Mapping[str, str], has_xfail: bool) -> list[str]:
     """SWE-bench's rule."""
     reasons = []
     for name, ids, good in (
-        ("FAIL_TO_PASS", task.fail_to_pass, _GOOD),
+        ("FAIL_TO_PASS", task.fail_to_pass, _GOOD if has_xfail else _GOOD[:1]),
         ("PASS_TO_PASS", task.pass_to_pass, (*_GOOD, "SKIPPED")),
     ):
         for test_id in ids:

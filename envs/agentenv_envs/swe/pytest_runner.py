@@ -6,8 +6,10 @@ The agent's code runs in this process as soon as a test imports it. What is done
 makes its tests pass without being right:
 
 - the configuration, with the run's secret, is deleted before anything else is imported; the record that
-  carries the secret back is written after pytest has returned, so a process that ends itself early leaves
+  the secret seals is written after pytest has returned, so a process that ends itself early leaves
   none; and right after it the process ends, so that nothing registered for its exit changes the results;
+- the record names the tests that failed, so that no other process can make them pass in the files;
+- it tells which functions of pytest and unittest were replaced, and which tests did not come from their file;
 - what lies in the repository comes last on the path, and pytest is imported before any of it;
 - in the tests' own files, operands of ==, != and `in` are checked: a value that equals everything fails the
   test;
@@ -18,12 +20,14 @@ Written for Python 3.6 and later, and for pytest 5 and later: published images h
 
 import ast
 import builtins
+import hmac
 import importlib
 import importlib.util
 import io
 import json
 import os
 import sys
+import types
 from typing import Any
 
 GUARD = "_agentenv_honest"
@@ -59,6 +63,19 @@ class Nothing:
     """Equal to nothing but itself."""
 
 
+class Same:
+    """A function; equal while it is the same one, with the same code."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.code = function.__code__ if isinstance(function, types.FunctionType) else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.function is other.function and self.code is other.code
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Honesty:
     """Passes values through and refuses those that compare equal to everything.
 
@@ -81,6 +98,11 @@ class Honesty:
             {word: nothing},
         )
         self.allow_any = allow_any
+        self.modules: dict[str, list[Any]] = {}
+
+    def ran(self, path: str) -> None:
+        """Note the module that calls as the one that a file of tests has become."""
+        self.modules.setdefault(path, []).append(sys._getframe(1).f_globals)
 
     def __call__(self, value: Any) -> Any:
         """The value itself."""
@@ -153,18 +175,60 @@ class Guard(ast.NodeTransformer):
 
 
 class Reporter:
-    """Plug-in that notes every test that reports a result."""
+    """Plug-in that notes what tests report, and what pytest is like before code of the repository runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: "set[str]", honesty: Honesty) -> None:
+        self.files, self.honesty = files, honesty
         self.reported: dict[str, None] = {}
+        self.failed: dict[str, None] = {}
+        self.functions: dict[str, Any] = {}
+        self.changes: list[str] = []
+
+    def pytest_load_initial_conftests(self) -> None:
+        """Note pytest's functions; installed plug-ins, which may replace some, are loaded by now."""
+        self.functions = functions_of_the_runner()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note the test of a report."""
         self.reported[report.nodeid] = None
+        if report.outcome == "failed":
+            self.failed[report.nodeid] = None
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        """Note what was put in the place of pytest's functions and of the tests' files."""
+        # Later pytest itself undoes what its plug-ins have replaced.
+        now = functions_of_the_runner()
+        changed = {name for name, function in self.functions.items() if now.get(name) != function}
+        changed |= {n for n in now.keys() - self.functions.keys() if n.partition(":")[0] in self.functions}
+        for item in getattr(session, "items", ()):
+            name = item.nodeid.partition("::")[0]
+            path = os.path.realpath(os.path.join(str(session.config.rootdir), name))
+            module = getattr(item, "module", None)
+            ran = self.honesty.modules.get(path, ())
+            if path in self.files and module is not None and not any(vars(module) is one for one in ran):
+                changed.add(name)
+        self.changes = sorted(changed)
 
 
-def guard_files(files: "set[str]") -> None:
-    """Let pytest compile these files with the honesty check in place."""
+def functions_of_the_runner() -> "dict[str, Any]":
+    """Functions and classes of pytest and unittest by "module.name" and "module.class:name", with their code."""
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in ("_pytest", "pytest", "pluggy", "unittest"):
+            continue
+        for key, value in list(vars(module).items()):
+            if not callable(value):
+                continue
+            found[f"{name}.{key}"] = Same(value)
+            if isinstance(value, type) and value.__module__ == name:
+                for part, member in list(vars(value).items()):
+                    if callable(member) or isinstance(member, (classmethod, staticmethod, property)):
+                        found[f"{name}.{key}:{part}"] = Same(member)
+    return found
+
+
+def guard_files(files: "set[str]") -> Honesty:
+    """Let pytest compile these files with the honesty check in place, which is returned."""
     rewrite: Any = importlib.import_module("_pytest.assertion.rewrite")
     original = rewrite.rewrite_asserts
     sources = []
@@ -172,7 +236,8 @@ def guard_files(files: "set[str]") -> None:
         if os.path.isfile(name):
             with open(name, "rb") as file:
                 sources.append(file.read())
-    setattr(builtins, GUARD, Honesty(allow_any=any(b"ANY" in source for source in sources)))
+    honesty = Honesty(allow_any=any(b"ANY" in source for source in sources))
+    setattr(builtins, GUARD, honesty)
 
     def rewrite_asserts(tree: Any, *args: Any, **kwargs: Any) -> None:
         names = [
@@ -180,13 +245,16 @@ def guard_files(files: "set[str]") -> None:
             for a in list(args) + list(kwargs.values())
             if isinstance(a, str) or hasattr(a, "__fspath__")
         ]
-        if any(os.path.realpath(name) in files for name in names):
+        paths = [path for path in map(os.path.realpath, names) if path in files]
+        if paths:
             Guard().visit(tree)
+            tree.body += ast.parse(f"{GUARD}.ran({paths[0]!r})").body
             ast.fix_missing_locations(tree)
         original(tree, *args, **kwargs)
 
     rewrite.rewrite_asserts = rewrite_asserts
     rewrite._read_pyc = lambda *args, **kwargs: None
+    return honesty
 
 
 def main() -> int:
@@ -205,16 +273,19 @@ def main() -> int:
         importlib.import_module(name)
     # Tests may change the working directory.
     record_path = os.path.abspath(config["record"])
-    guard_files({os.path.realpath(name) for name in config["files"]})
+    files = {os.path.realpath(name) for name in config["files"]}
+    reporter = Reporter(files, guard_files(files))
     arguments = ["-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", workdir, "--assert=rewrite"]
     arguments += ["--continue-on-collection-errors", "--maxfail=0", "--tb=short", "-q", "-rfE"]
     arguments += ["-o", "junit_family=xunit2", "-o", "junit_logging=no", "--junitxml", config["junit"]]
     if importlib.util.find_spec("xdist") is not None:
         arguments += ["-n", "0"]  # the checks above hold in this process alone
     arguments += config["arguments"]
-    reporter = Reporter()
     code = int(pytest.main(arguments + config["files"], plugins=[reporter]))
-    record = {"token": config["token"], "exit_code": code, "reported": list(reporter.reported)}
+    reported, failures = list(reporter.reported), list(reporter.failed)
+    record = {"exit_code": code, "reported": reported, "failures": failures, "changes": reporter.changes}
+    body = json.dumps([code, reported, failures, reporter.changes])
+    record["seal"] = hmac.new(config["token"].encode(), body.encode(), "sha256").hexdigest()
     with open(record_path + ".new", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.rename(record_path + ".new", record_path)

@@ -186,10 +186,10 @@ def workspace_patch(sandbox: Sandbox) -> str:
 def is_protected(path: str, test_files: Iterable[str]) -> bool:
     """Whether a path decides what the tests are or how they run.
 
-    Protected are: the tests' own files and what lies in their folders `test` or `tests`; configuration of
-    pytest (`conftest.py`, `pytest.ini`, `tox.ini`, `setup.cfg`, `pyproject.toml`, anywhere); what Python
-    reads at its start (`sitecustomize`, `usercustomize`, `*.pth`); byte code; and metadata of installed
-    packages, which can register plug-ins.
+    Protected are: the tests' own files, what could be imported in their place, and what lies in their folders
+    `test` or `tests`; configuration of pytest (`conftest.py`, `pytest.ini`, `tox.ini`, `setup.cfg`,
+    `pyproject.toml`, anywhere); what Python reads at its start (`sitecustomize`, `usercustomize`, `*.pth`); byte
+    code; and metadata of installed packages, which can register plug-ins.
 
     Args:
         path: relative to the repository.
@@ -205,7 +205,11 @@ def is_protected(path: str, test_files: Iterable[str]) -> bool:
             return True
     for name in test_files:
         folder = _test_folder(name)
-        if path == name or (folder is not None and (path == folder or path.startswith(folder + "/"))):
+        # A folder or a compiled module of the name would be imported instead of the file.
+        module = name.removesuffix(".py")
+        if path in (name, module) or (module != name and path.startswith((f"{module}/", f"{module}."))):
+            return True
+        if folder is not None and (path == folder or path.startswith(folder + "/")):
             return True
     return False
 

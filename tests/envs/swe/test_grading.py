@@ -16,7 +16,7 @@ import agentenv_envs.swe.pytest_runner
 from agentenv.errors import SandboxError
 from agentenv_envs.swe.data import SWETask, load_tasks
 from agentenv_envs.swe.grading import TestRun, grade, judge
-from agentenv_envs.swe.junit import RunRecord, TestStatus, junit_key
+from agentenv_envs.swe.junit import RunRecord, TestStatus, junit_key, seal_of
 from agentenv_envs.swe.repository import open_workspace, workspace_patch
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, open_backend
 from agentenv_envs.swe.sandbox.images import build_image, ensure_base_image
@@ -36,6 +36,13 @@ def small_task() -> SWETask:
     return SWETask("x", "text", "p", "t", (F2P,), (P2P,), ("tests/test_a.py",), timeout_s=9)
 
 
+def sealed(
+    exit_code: int, reported: tuple[str, ...], *more: tuple[str, ...], token: str = "secret"
+) -> RunRecord:
+    record = RunRecord("", exit_code, reported, *more)
+    return replace(record, seal=seal_of(record, token))
+
+
 def good_run(**statuses: TestStatus) -> TestRun:
     """A run in which all is well, but for the statuses of `fixed`, `kept` and `canary`."""
     found: dict[str, TestStatus] = {"fixed": "passed", "kept": "passed", "canary": "failed", **statuses}
@@ -45,7 +52,7 @@ def good_run(**statuses: TestStatus) -> TestRun:
         timed_out=False,
         token="secret",
         canaries=(CANARY,),
-        record=RunRecord("secret", 1, tuple(ids.values())),
+        record=sealed(1, tuple(ids.values())),
         statuses={junit_key(ids[name]): status for name, status in found.items()},
     )
 
@@ -56,7 +63,7 @@ def without(run: TestRun, *ids: str) -> TestRun:
     keys = {junit_key(test_id) for test_id in ids}
     return replace(
         run,
-        record=replace(run.record, reported=tuple(i for i in run.record.reported if i not in ids)),
+        record=sealed(1, tuple(i for i in run.record.reported if i not in ids)),
         statuses={key: status for key, status in run.statuses.items() if key not in keys},
     )
 
@@ -65,7 +72,7 @@ def test_a_run_in_which_all_is_well_resolves() -> None:
     assert judge(small_task(), good_run()) == []
 
 
-@pytest.mark.parametrize("status", ["failed", "error", "skipped"])
+@pytest.mark.parametrize("status", ["failed", "error", "skipped", "xfailed"])
 def test_a_fail_to_pass_test_must_pass(status: TestStatus) -> None:
     assert judge(small_task(), good_run(fixed=status)) == [f"FAIL_TO_PASS {F2P}: {status}"]
 
@@ -75,8 +82,9 @@ def test_a_pass_to_pass_test_must_not_fail(status: TestStatus) -> None:
     assert judge(small_task(), good_run(kept=status)) == [f"PASS_TO_PASS {P2P}: {status}"]
 
 
-def test_a_pass_to_pass_test_may_be_skipped() -> None:
-    assert judge(small_task(), good_run(kept="skipped")) == []
+@pytest.mark.parametrize("status", ["skipped", "xfailed"])
+def test_a_pass_to_pass_test_may_be_skipped(status: TestStatus) -> None:
+    assert judge(small_task(), good_run(kept=status)) == []
 
 
 @pytest.mark.parametrize("test_id", [F2P, P2P])
@@ -93,18 +101,34 @@ def test_a_canary_that_passes_spoils_the_run() -> None:
 
 @pytest.mark.parametrize(("process", "pytest_code"), [(0, 1), (1, 0), (0, 0), (2, 2)])
 def test_return_codes_must_tell_of_the_failed_canaries(process: int, pytest_code: int) -> None:
-    run = replace(good_run(), exit_code=process, record=RunRecord("secret", pytest_code, (F2P, P2P, CANARY)))
+    run = replace(good_run(), exit_code=process, record=sealed(pytest_code, (F2P, P2P, CANARY)))
     (reason,) = judge(small_task(), run)
     assert reason.startswith(f"exit code {process} of the process, {pytest_code} of pytest")
 
 
 def test_a_record_without_the_secret_is_no_record() -> None:
-    run = replace(good_run(), record=RunRecord("guessed", 1, (F2P, P2P, CANARY)))
-    assert judge(small_task(), run) == ["the record is not of this run"]
+    for record in (
+        sealed(1, (F2P, P2P, CANARY), token="guessed"),
+        replace(sealed(1, (F2P, P2P, CANARY), (F2P,)), failures=()),
+    ):
+        assert judge(small_task(), replace(good_run(), record=record)) == ["the record is not of this run"]
+
+
+@pytest.mark.parametrize("test_id", [F2P, P2P])
+def test_a_junit_file_does_not_make_a_failed_test_pass(test_id: str) -> None:
+    run = replace(good_run(), record=sealed(1, (F2P, P2P, CANARY), (test_id, CANARY)))
+    (reason,) = judge(small_task(), run)
+    assert reason.endswith(f"{test_id}: passed in the JUnit file, failed in the runner's record")
+
+
+def test_a_run_that_changed_pytest_is_not_believed() -> None:
+    run = replace(good_run(), record=sealed(1, (F2P, P2P, CANARY), (), ("_pytest.python.Function:runtest",)))
+    (reason,) = judge(small_task(), run)
+    assert "_pytest.python.Function:runtest" in reason
 
 
 def test_a_junit_file_with_other_tests_than_reported_is_not_believed() -> None:
-    run = replace(good_run(), record=RunRecord("secret", 1, (P2P, CANARY)))
+    run = replace(good_run(), record=sealed(1, (P2P, CANARY)))
     assert judge(small_task(), run) == ["2 tests reported, the JUnit file names 3"]
 
 
@@ -225,14 +249,40 @@ def test_values():
 """
     found = run_tests(tmp_path, source)
     assert found["failed"] == set()
-    assert (found["exit_code"], found["process"], found["token"]) == (0, 0, "t")
+    assert (found["exit_code"], found["process"], found["failures"], found["changes"]) == (0, 0, [], [])
+    assert found["seal"] == seal_of(RunRecord("", 0, tuple(found["reported"])), "t")
     assert found["config_left"] is False
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os._exit(1)", "os.kill(os.getpid(), 9)"])
 def test_a_process_that_ends_itself_leaves_no_record(tmp_path: Path, end: str) -> None:
     found = run_tests(tmp_path, f"import os\n\ndef test_a():\n    {end}\n")
-    assert "token" not in found
+    assert "seal" not in found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None",
+        "import _pytest.python\n_pytest.python.Function.runtest.__code__ = (lambda self: None).__code__",
+        "import _pytest.python\n_pytest.python.Function.__getattribute__ = object.__getattribute__",
+        "import unittest\nunittest.TestCase.assertEqual = lambda *a: None",
+    ],
+)
+def test_a_replaced_function_of_pytest_is_noted(tmp_path: Path, code: str) -> None:
+    (tmp_path / "shop.py").write_text(code)
+    assert len(run_tests(tmp_path, "import shop\n\ndef test_a():\n    pass\n")["changes"]) == 1
+
+
+def test_a_module_in_the_place_of_a_file_of_tests_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(f"""
+import sys, types
+fake = sys.modules["test_it"] = types.ModuleType("test_it")
+fake.__file__ = {str(tmp_path / "test_it.py")!r}
+fake.test_a = lambda: None
+""")
+    found = run_tests(tmp_path, "import shop\n\ndef test_a():\n    assert False\n")
+    assert (found["failed"], found["changes"]) == (set(), ["test_it.py"])
 
 
 def test_modules_of_the_repository_do_not_stand_in_for_pytest(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv_envs.swe.junit import junit_key, parse_junit, parse_record
+from agentenv_envs.swe.junit import RunRecord, junit_key, parse_junit, parse_record
 
 ODD_TESTS = r"""
 import pytest
@@ -116,8 +116,10 @@ def test_a_file_that_is_not_junit_is_refused(content: bytes) -> None:
 
 
 def test_a_record_is_read() -> None:
-    record = parse_record(b'{"token": "x", "exit_code": 1, "reported": ["a.py::b"]}')
-    assert (record.token, record.exit_code, record.reported) == ("x", 1, ("a.py::b",))
+    record = parse_record(
+        b'{"seal": "x", "exit_code": 1, "reported": ["a.py::b"], "failures": [], "changes": ["c"]}'
+    )
+    assert record == RunRecord("x", 1, ("a.py::b",), (), ("c",))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +127,11 @@ def test_a_record_is_read() -> None:
     [
         b"",
         b"[]",
-        b'{"token": "x", "exit_code": 1}',
-        b'{"token": 1, "exit_code": 1, "reported": []}',
-        b'{"token": "x", "exit_code": "1", "reported": []}',
-        b'{"token": "x", "exit_code": 1, "reported": [1]}',
+        b'{"seal": "x", "exit_code": 1, "failures": [], "changes": []}',
+        b'{"seal": 1, "exit_code": 1, "reported": [], "failures": [], "changes": []}',
+        b'{"seal": "x", "exit_code": "1", "reported": [], "failures": [], "changes": []}',
+        b'{"seal": "x", "exit_code": 1, "reported": [1], "failures": [], "changes": []}',
+        b'{"seal": "x", "exit_code": 1, "reported": [], "failures": {}, "changes": []}',
         b"\xff",
     ],
 )

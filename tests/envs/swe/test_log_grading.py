@@ -50,6 +50,11 @@ def test_a_fail_to_pass_test_must_pass(status: str, good: bool) -> None:
     assert found == ([] if good else [f"FAIL_TO_PASS {F2P}: {status}"])
 
 
+def test_an_expected_failure_that_no_file_of_tests_names_is_no_pass() -> None:
+    log = f"{HEADING}\nXFAIL {F2P}\nXFAIL {P2P}\n"
+    assert reasons(log, has_xfail=False) == [f"FAIL_TO_PASS {F2P}: XFAIL"]
+
+
 @pytest.mark.parametrize(("status", "good"), [("XFAIL", True), ("SKIPPED", True), ("FAILED", False)])
 def test_a_pass_to_pass_test_may_be_skipped(status: str, good: bool) -> None:
     found = reasons(f"{HEADING}\nPASSED {F2P}\n{status} {P2P}\n")
@@ -368,6 +373,10 @@ X""",
     "conftest": (
         "echo 'def pytest_collection_modifyitems(items): items.clear()' >conftest.py",
         "test_add: FAILED",
+    ),
+    "expected_failure": (
+        "echo 'def add(a, b): import pytest; pytest.xfail(\"later\")' >>calc.py",
+        "test_add: XFAIL",
     ),
     "edited_tests": ("sed -i s/assert/pass#/ tests/test_calc.py", "test_add: FAILED"),
 }
