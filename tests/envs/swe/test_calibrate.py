@@ -477,9 +477,9 @@ def test_a_killed_command_leaves_no_container_and_a_state_to_go_on_from(
 def test_a_row_calibrates_without_isolation_where_two_options_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
-    assert pytestconfig.cache is not None
-    # Kept between runs: building takes some seconds.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("agentenv")))
+    # Kept between runs where pytest keeps a cache: building takes some seconds.
+    cache = getattr(pytestconfig, "cache", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path if cache is None else cache.mkdir("agentenv")))
     report = tmp_path / "report.json"
     options = ["--json", str(report), "--repeats", "1", "--sandbox", "local-unisolated", "--allow-unisolated"]
     assert command(str(FIXTURE), *options) == 0
