@@ -100,7 +100,7 @@ def _local_rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield from _parquet_rows(path)
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: can't be read as UTF-8 text: {error}") from None
     if path.suffix == ".json":
@@ -119,7 +119,7 @@ def _local_rows(path: Path) -> Iterator[tuple[str, Any]]:
 def _decode(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of more digits than Python reads
         raise UsageError(f"{where}: is not JSON: {error}") from None
 
 

@@ -17,6 +17,9 @@ from agentenv.errors import UsageError
 __all__ = ["Fields", "RowError"]
 
 
+_DAY_S = 86_400
+
+
 class RowError(UsageError):
     """A row that can't become a task.
 
@@ -82,7 +85,7 @@ class Fields:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 raise self.error(field, "must be a list of strings or such a list as JSON", value) from None
         if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
             raise self.error(field, "must be a list of strings or such a list as JSON", value)
@@ -98,7 +101,7 @@ class Fields:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 raise self.error(field, "must be an object or an object as JSON", value) from None
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise self.error(field, "must be an object or an object as JSON", value)
@@ -124,12 +127,12 @@ class Fields:
         return str(path.absolute())
 
     def seconds(self, field: str, default: float) -> float:
-        """A number of seconds above 0."""
+        """A number of seconds above 0, a day at most."""
         value = self.row.get(field)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise self.error(field, "must be a number of seconds above 0", value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _DAY_S:
+            raise self.error(field, f"must be a number of seconds above 0 and at most {_DAY_S}", value)
         return float(value)
 
 

@@ -165,6 +165,9 @@ def test_a_missing_field_of_an_image_row_is_named(tmp_path: Path, field: str) ->
         ("source_root", "/src", "must be a path inside the repository"),
         ("timeout_s", -1, "must be a number of seconds above 0"),
         ("timeout_s", True, "must be a number of seconds above 0"),
+        ("timeout_s", 10**400, "must be a number of seconds above 0 and at most 86400"),
+        ("PASS_TO_PASS", "[" * 100_000, "must be a list of strings"),
+        ("install", "[" + "9" * 5000 + "]", "must be a list of strings"),
     ],
 )
 def test_a_field_of_a_wrong_kind_is_named_with_its_value(
@@ -281,3 +284,16 @@ def test_a_hub_that_can_not_be_reached_is_told_in_one_error(monkeypatch: pytest.
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(UsageError, match=r"owner/name: split 'train' can't be loaded.*no route"):
         load_tasks("owner/name", "train")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + FIXTURE.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_tasks(path) == load_tasks(FIXTURE)
+
+
+def test_a_number_that_python_does_not_read_is_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"timeout_s": ' + "9" * 5000 + "}\n")
+    with pytest.raises(UsageError, match="line 1: is not JSON"):
+        load_tasks(path)
