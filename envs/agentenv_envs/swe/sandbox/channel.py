@@ -4,7 +4,10 @@ A request is one line "operation tag arguments" and the bytes that it announces;
 "\\1tag state code total\\1payload\\1tag\\1". Answers whose state is "more" come before the last one.
 
 Invariants:
-- Each request has a random tag, and its answer ends with it: what a command prints cannot end an answer.
+- Each request has a random tag, and its answer begins and ends with it: what a command prints cannot end an answer, and
+  what else comes over the stream is no part of one.
+- An answer is held up to the length that its request allows: the programs that write it are those of the container, and
+  commands may have put others in their place.
 - Every wait has a deadline. A stream that ends, breaks or stays silent is a `ChannelLostError`, also for a thread that
   reads while another one closes.
 """
@@ -25,6 +28,8 @@ from .engine import engine_errors
 __all__ = ["OPEN_TIMEOUT_S", "Answer", "Channel", "ChannelLostError", "DriverEndedError"]
 
 OPEN_TIMEOUT_S = 20.0
+SPARE_BYTES = 2 << 20
+"""What may come besides the payload of an answer: parts shown before, messages, the engine's frames."""
 
 
 class ChannelLostError(Exception):
@@ -88,14 +93,17 @@ class Channel:
         request: bytes,
         timeout_s: float,
         on_more: Callable[[bytes], None] | None = None,
+        *,
+        most: int = 0,
     ) -> Answer:
         """Send a request and wait for its last answer.
 
         Args:
             operation: word that the driver knows.
             request: what follows it.
-            timeout_s: until the last answer is here.
+            timeout_s: until the last answer is here, besides what `on_more` takes.
             on_more: called with the payloads of the answers before.
+            most: bytes that its payload may have.
 
         Raises:
             ChannelLostError: none came in time, or none can come any more.
@@ -105,13 +113,19 @@ class Channel:
         self._send(f"{operation} {tag} ".encode() + request, deadline)
         self._text.clear()
         while True:
-            text = self._receive(f"\1{tag}\1".encode(), deadline)
-            header, payload = text.split(b"\1", 2)[1:]
-            _, state, code, total = header.split(b" ")
-            if state != b"more":
-                return Answer(state.decode(), int(code), int(total), payload)
+            text = self._receive(f"\1{tag}\1".encode(), deadline, most + SPARE_BYTES)
+            header, _, payload = text.partition(f"\1{tag} ".encode())[2].partition(b"\1")
+            try:
+                state, code, total = header.decode("ascii").split(" ")
+                answer = Answer(state, int(code), int(total), payload)
+            except ValueError:
+                raise ChannelLostError("the answer is garbled") from None
+            if state != "more":
+                return answer
             if on_more is not None:
+                started = time.monotonic()
                 on_more(payload)
+                deadline += time.monotonic() - started
 
     def close(self) -> None:
         """End the stream; idempotent. The driver ends at the end of its input."""
@@ -129,14 +143,22 @@ class Channel:
         except OSError as error:
             raise ChannelLostError(f"the channel broke: {error}") from None
 
-    def _receive(self, end: bytes, deadline: float) -> bytes:
-        """The text of an answer up to its end mark, out of the engine's frames: 8 bytes of header, then a payload."""
+    def _receive(self, end: bytes, deadline: float, most: int) -> bytes:
+        """The text of an answer up to its end mark, `most` bytes at most.
+
+        It comes in the engine's frames: 8 bytes of header, then a payload.
+        """
         text, raw = self._text, self._raw
         searched = 0
         while (found := text.find(end, searched)) < 0:
+            if len(text) > most:
+                raise ChannelLostError("the answer is too long")
             searched = max(0, len(text) - len(end))
+            left_s = deadline - time.monotonic()
+            if left_s < -1.0:  # something comes all the time
+                raise ChannelLostError("no end of the answer within the deadline", late=True)
             try:
-                self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+                self._socket.settimeout(max(0.01, left_s))
                 data = self._socket.recv(1 << 18)
             except TimeoutError:
                 raise ChannelLostError("no answer within the deadline", late=True) from None

@@ -120,13 +120,14 @@ class DockerSandbox:
         self._driver.close()
 
     def _guard(self, action: Callable[[], T]) -> T:
-        """Run a request; after a `SandboxError` the container is never used again."""
+        """Run a request; after a `SandboxError`, or an interruption in its midst, the container is never used again."""
         if self._closed or self._broken:
             raise SandboxError(f"sandbox {self.id} is {'closed' if self._closed else 'broken'}")
         try:
             return action()
-        except SandboxError:
-            self._broken = True
+        except BaseException as error:
+            if isinstance(error, SandboxError) or not isinstance(error, Exception):
+                self._broken = True
             raise
 
 

@@ -13,6 +13,8 @@ Invariants:
 - A container that runs but has no shell any more, since commands removed it, is their doing: from then on commands end
   with 127, no file is there and none can be written. Were it an error, an agent could break its sandbox to get away
   without its 0.
+- So it is where a new channel loses the same request again and opens once more: something in the container holds it up
+  (a pipe in a file's place, another program by the name of `head`).
 - The sweep is an exec that is detached and polled: an attached one can wait for ever. Where no process can start any
   more, PID 1 is told to kill first.
 """
@@ -117,7 +119,10 @@ class Driver:
             return CommandResult("bash: the command holds a NUL character", 126, 0, False, 0.0)
         if len(text) > COMMAND_BYTES:
             path = f"{OUTPUT_FOLDER}/command"
-            self.write({path: text})
+            try:
+                self.write({path: text})
+            except OSError as error:
+                raise SpoiltError(str(error)) from None
             text = f"exec bash {path}".encode()
         for attempt in range(2):
             self._number += 1
@@ -125,7 +130,7 @@ class Driver:
             request = f"{timeout_s:.3f} {half_bytes} {self._number} {len(text)} {shown}\n".encode() + text
             on_more = None if stream is None else stream.feed
             try:
-                answer = self._channel.ask("run", request, timeout_s + GRACE_S, on_more)
+                answer = self._channel.ask("run", request, timeout_s + GRACE_S, on_more, most=2 * half_bytes)
             except ChannelLostError as lost:
                 logger.info("%s: %s; sweeping", self._name, lost)
                 answer = self._recover(lost, half_bytes)
@@ -146,7 +151,8 @@ class Driver:
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files; see `Sandbox.write_files`."""
         try:
-            answer = self._ask_again("write", *_entries(files, self._spec.workdir))
+            request, size = _entries(files, self._spec.workdir)
+            answer = self._ask_again("write", request, size)
         except SpoiltError as error:
             raise OSError(f"{self._name}: cannot write: {error}") from None
         if answer.state != "ok":
@@ -156,7 +162,8 @@ class Driver:
         """Read a file; see `Sandbox.read_file`."""
         name = absolute_path(path, self._spec.workdir).encode("utf-8", "surrogateescape")
         try:
-            answer = self._ask_again("read", f"{max_bytes} {len(name)}\n".encode() + name, max_bytes)
+            request = f"{max_bytes} {len(name)}\n".encode() + name
+            answer = self._ask_again("read", request, max_bytes, most=max_bytes)
         except SpoiltError as error:
             raise FileNotFoundError(f"{self._name}: no readable file {path!r}: {error}") from None
         if answer.state != "ok":
@@ -262,20 +269,27 @@ class Driver:
         self._sweep()
         state, code = ("late", EXIT_TIMED_OUT) if lost.late else ("ok", EXIT_KILLED)
         try:
-            answer = self._channel.ask("recover", f"{self._number} {half_bytes}\n".encode(), OPEN_TIMEOUT_S)
-        except ChannelLostError as again:
-            raise SandboxError(f"{self._name}: {again}") from None
+            answer = self._channel.ask(
+                "recover",
+                f"{self._number} {half_bytes}\n".encode(),
+                OPEN_TIMEOUT_S,
+                most=2 * half_bytes,
+            )
+        except ChannelLostError:
+            self._sweep()
+            return Answer(state, code, 0, b"")
         return Answer(state, code, answer.total, answer.payload)
 
-    def _ask_again(self, operation: str, request: bytes, size: int) -> Answer:
+    def _ask_again(self, operation: str, request: bytes, size: int, *, most: int = 0) -> Answer:
         """A request, and once more over a new channel."""
         for attempt in range(2):
             try:
-                return self._channel.ask(operation, request, _transfer_s(size))
+                return self._channel.ask(operation, request, _transfer_s(size), most=most)
             except ChannelLostError as lost:
-                if attempt:
-                    raise SandboxError(f"{self._name}: {operation} failed: {lost}") from None
+                logger.info("%s: %s: %s; sweeping", self._name, operation, lost)
                 self._sweep()
+                if attempt:
+                    raise SpoiltError(f"{operation}: {lost}") from None
         raise AssertionError("unreachable")
 
 

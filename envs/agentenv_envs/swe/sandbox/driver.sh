@@ -48,6 +48,19 @@ ae_reply_file() {
   printf '\001%s\001' "$ae_tag"
 }
 
+# $1 bytes of fd 9. The command may have taken all processes, and a fork that fails ends this shell: builtins alone do
+# it, unless there are so many NUL bytes that they would be slow.
+ae_copy() {
+  local left=$1 nuls part
+  for ((nuls = 0; left > 0 && nuls < 100; nuls++)); do
+    IFS= read -r -d '' -n "$left" -u 9 part || { printf %s "$part"; return; }
+    printf %s "$part"
+    ((left -= ${#part}))
+    if ((left > 0)); then printf '\0'; ((left--)); fi
+  done
+  ((left > 0)) && head -c "$left" <&9
+}
+
 # While command $1 runs: what it writes, in parts, up to $2 bytes. A command that is stopped is not waited for.
 ae_show() {
   local at=0 size=0 stat running=1
@@ -58,7 +71,7 @@ ae_show() {
     ((size > $2)) && size=$2
     if ((size > at)); then
       printf '\001%s more 0 %s\001' "$ae_tag" "$size"
-      head -c $((size - at)) <&9
+      ae_copy $((size - at))
       printf '\001%s\001' "$ae_tag"
       at=$size
     fi

@@ -6,6 +6,7 @@ test_docker_commands.py (killed drivers, forged answers, time-outs), test_docker
 test_docker_backend.py (killed owners).
 """
 
+import resource
 import socket
 import subprocess
 import threading
@@ -187,6 +188,45 @@ def test_a_command_that_takes_the_places_of_outputs_is_no_error(sandbox: DockerS
     assert (result.exit_code, result.output) == (127, "sandbox: commands can't write their output\n")
     sandbox.reset()
     assert sandbox.run("echo on").output == "on\n"
+
+
+def test_a_pipe_where_a_file_is_written_is_an_error_of_the_path_alone(
+    sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "OPEN_TIMEOUT_S", 1.0)
+    sandbox.run("mkfifo x /run/out/command")
+    with pytest.raises(OSError, match="cannot write"):
+        sandbox.write_files({"x": "x"})
+    assert sandbox.run(f"echo on # {'x' * 100_000}").exit_code == 127
+    assert sandbox.run("echo on").output == "on\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["cat /dev/zero", "sleep 1000", "printf '\\1x\\1' & disown -a", "(sleep 0.3; printf '\\1x\\1') &"],
+    ids=["endless", "silent", "odd", "later"],
+)
+def test_another_program_as_head_changes_its_own_answers_and_no_others(
+    docker_backend: DockerBackend, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    monkeypatch.setattr(driver, "OPEN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(driver, "GRACE_S", 1.0)
+    sandbox = docker_backend.acquire(SandboxSpec())
+    try:
+        sandbox.run("rm /usr/bin/head")
+        sandbox.write_files({"/usr/bin/head": f"#!/bin/bash\n{head}\n"})
+        sandbox.run("chmod 755 /usr/bin/head")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert len(sandbox.run("seq 100000", timeout_s=2).output) < 10_000
+        time.sleep(0.5)
+        result = sandbox.run("echo on; exit 3")
+        assert (result.exit_code, result.output) == (3, "on\n")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "KiB"
+        with suppress(FileNotFoundError):
+            sandbox.read_file("/etc/passwd")
+        assert sandbox.run("echo on").output == "on\n"
+    finally:
+        docker_backend.release(sandbox)
 
 
 class BreakingEngine:

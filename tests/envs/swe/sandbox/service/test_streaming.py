@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec
+from agentenv.errors import SandboxError
+from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec, driver
 from agentenv_envs.swe.sandbox.base import STREAM_BYTES, OutputStream
+from agentenv_envs.swe.sandbox.docker_backend import DockerBackend
 from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 
 SPEC = SandboxSpec(read_only=True)
@@ -24,6 +26,13 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     backend = LocalBackend() if request.param == "local" else request.getfixturevalue("serve")().client()
     yield backend.acquire(SPEC)
     backend.close()
+
+
+@pytest.fixture
+def docker_sandbox(docker_backend: DockerBackend) -> Iterator[Sandbox]:
+    sandbox = docker_backend.acquire(SPEC)
+    yield sandbox
+    docker_backend.release(sandbox)
 
 
 def test_pieces_come_while_the_command_runs_and_make_up_its_output(sandbox: Sandbox) -> None:
@@ -84,6 +93,60 @@ def test_a_stopped_command_is_not_waited_for(sandbox: Sandbox) -> None:
     sandbox.run("echo before; kill -STOP $$", timeout_s=2.0, on_output=lambda text: None)
     assert time.monotonic() - started < 6.0
     assert sandbox.run("echo on").output == "on\n"
+
+
+TAKES_ALL_PROCESSES = """python3 - <<'END'
+import subprocess, sys, time
+print("before", flush=True)
+sleeps = []
+try:
+    while True: sleeps.append(subprocess.Popen(["sleep", "4"]))
+except OSError: print("all", flush=True)
+time.sleep(2)
+for sleep in sleeps: sleep.kill(); sleep.wait()
+sys.exit(4)
+END"""
+
+
+@pytest.mark.docker
+def test_a_command_that_takes_all_processes_is_shown_and_not_harmed(docker_sandbox: Sandbox) -> None:
+    pieces: list[str] = []
+    result = docker_sandbox.run(TAKES_ALL_PROCESSES, timeout_s=20, on_output=pieces.append)
+    assert (result.exit_code, result.output) == (4, "before\nall\n")
+    assert "".join(pieces) == "before\nall\n"
+
+
+@pytest.mark.docker
+def test_nul_bytes_few_or_many_are_shown_as_they_are(docker_sandbox: Sandbox) -> None:
+    pieces: list[str] = []
+    docker_sandbox.run(
+        "printf 'a\\0\\0b'; sleep 0.5; printf '\\0'; head -c 300 /dev/zero; echo c", on_output=pieces.append
+    )
+    assert "".join(pieces) == "a\0\0b" + 301 * "\0" + "c\n"
+
+
+@pytest.mark.docker
+def test_a_sandbox_is_not_used_again_after_an_interruption_in_mid_command(docker_sandbox: Sandbox) -> None:
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        docker_sandbox.run("echo a; sleep 30", on_output=interrupt)
+    started = time.monotonic()
+    with pytest.raises(SandboxError, match="broken"):
+        docker_sandbox.run("echo on")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.docker
+def test_who_looks_on_slowly_takes_none_of_the_commands_time(
+    docker_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "GRACE_S", 1.0)
+    result = docker_sandbox.run(
+        "echo a; sleep 1; echo b; exit 5", timeout_s=2.0, on_output=lambda text: time.sleep(4)
+    )
+    assert (result.exit_code, result.output) == (5, "a\nb\n")
 
 
 def test_a_repeated_request_sees_what_it_has_not_seen(serve: Callable[..., Any]) -> None:
