@@ -19,8 +19,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from agentenv.errors import SandboxError, UsageError
+from agentenv.errors import SandboxError, SandboxTimeoutError, UsageError
 from agentenv_envs.swe.sandbox.base import STREAM_BYTES
 
 from .leases import Leases, Outcome
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 API_VERSION = 1
 READY_CACHE_S = 2.0
+MAX_IDS = 10_000
+"""Leases that are renewed at once."""
+BODY_TIMEOUT_S = 120.0
+"""In which a request's body must come: who is gone in its midst must not hold a place for ever."""
 NEWS_S = 0.1
 """How often a command's output is looked at for a client that follows it."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{7,63}")
@@ -128,6 +133,8 @@ class _Routes:
         given.done()
         if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
             raise UsageError("ids: a list of strings is needed")
+        if len(ids) > MAX_IDS:
+            raise UsageError(f"ids: at most {MAX_IDS} are allowed")
         return self._answer({"lost": self.leases.renew(client, ids)})
 
     async def image(self, request: Request) -> Response:
@@ -189,7 +196,8 @@ class _Routes:
         else:
             shown = lease.shown
             outcome = await _wait(future, wait_s, lambda: len(shown) > seen)
-            answer = {"shown": "".join(shown[seen:]), "seen": len(shown)}
+            pieces = shown[seen:]  # more of them may come at any moment
+            answer = {"shown": "".join(pieces), "seen": seen + len(pieces)}
         if outcome is None:
             return self._answer({"state": "running", **answer}, 202)
         return self._answer({**result_to_json(outcome.get()), **answer})
@@ -238,10 +246,16 @@ class _Routes:
         if announced.isdigit() and int(announced) > most:
             raise too_large
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise too_large
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > most:
+                        raise too_large
+        except TimeoutError:
+            raise SandboxTimeoutError(f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
+        except ClientDisconnect:
+            raise UsageError("the body was cut off") from None
         try:
             return Fields(json.loads(bytes(body) or b"{}"))
         except (ValueError, RecursionError) as error:

@@ -134,7 +134,8 @@ class Endpoint:
                     raise exception_of(
                         str(error_fields.get("type")), f"{self.url}: {error_fields['message']}"
                     )
-                failure = ServiceDownError(f"{self.url}: {method} {path}: HTTP {answer.status_code}")
+                where = f", see {answer.headers['location']}" if answer.has_redirect_location else ""
+                failure = ServiceDownError(f"{self.url}: {method} {path}: HTTP {answer.status_code}{where}")
             logger.debug("%s", failure)
             if late == 2:  # it hangs: two waits are enough
                 break

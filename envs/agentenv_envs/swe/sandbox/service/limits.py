@@ -8,7 +8,6 @@ Invariants:
 """
 
 import hashlib
-import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -64,7 +63,7 @@ class Fields:
     def number(self, name: str, default: float | None, least: float, most: float) -> float:
         """A number from `least` to `most`."""
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise self.error(name, value, "a number is needed")
         if not least <= value <= most:
             raise self.error(name, value, f"{least:g} to {most:g} is allowed")

@@ -1,6 +1,7 @@
 """The HTTP interface, as any client meets it."""
 
 import base64
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from agentenv_envs.swe.sandbox.local_backend import LocalBackend
+from agentenv_envs.swe.sandbox.service import app
 
 LEASE = "/v1/sandboxes/lease-0001"
 
@@ -94,6 +96,7 @@ def test_another_clients_sandbox_does_not_exist(http: httpx.Client, service: Any
         ("commands/0", b"{}", "command=None: a string is needed"),
         ("commands/0", b'{"command": "true", "timeout_s": -1}', "timeout_s=-1: 0.001 to 7200 is allowed"),
         ("commands/0", b'{"command": "true", "timeout_s": NaN}', "timeout_s=nan: a number is needed"),
+        ("commands/0", b'{"command": "true", "timeout_s": 1' + b"0" * 400 + b"}", "0.001 to 7200 is allowed"),
         ("commands/0", b'{"command": "true", "half_bytes": 1e9}', "half_bytes=1000000000.0: 1 to"),
         ("commands/0", b'{"command": "true", "user": "root"}', "user: no such field"),
         ("commands/-1", b'{"command": "true"}', "number of the command '-1'"),
@@ -133,6 +136,32 @@ def test_a_body_is_read_up_to_its_limit(serve: Callable[..., Any]) -> None:
         with suppress(httpx.TransportError):  # the connection may be closed while it still sends
             assert http.put(f"{LEASE}/files", content=endless()).status_code == 413
         assert http.get("/v1/sandboxes").json() == {"ids": ["lease-0001"]}
+
+
+def test_a_body_that_is_cut_off_or_does_not_come_is_no_fault_of_the_service(
+    service: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    until: Callable[..., None],
+) -> None:
+    head = (
+        b"POST /v1/renew HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+        b"Authorization: Bearer alice-0123456789abcdef\r\n\r\n{"
+    )
+    refused = service.leases.metrics.refused.labels("usage")._value
+    with socket.create_connection(("127.0.0.1", service.port)) as near:
+        near.sendall(head)
+        time.sleep(0.2)
+    until(lambda: refused.get() == 1)
+    assert not [record for record in caplog.records if record.exc_info]
+    monkeypatch.setattr(app, "BODY_TIMEOUT_S", 0.2)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as near:
+        near.sendall(head)
+        assert near.recv(1000).startswith(b"HTTP/1.1 504 ")
+
+
+def test_only_so_many_leases_are_renewed_at_once(http: httpx.Client) -> None:
+    assert error(http.post("/v1/renew", json={"ids": ["x"] * 10_001}))[:2] == (422, "usage")
 
 
 def test_a_long_command_is_waited_for_in_pieces_and_runs_once(http: httpx.Client) -> None:

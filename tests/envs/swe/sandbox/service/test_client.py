@@ -297,12 +297,13 @@ def test_a_gateways_error_is_repeated_and_then_a_sandbox_error(monkeypatch: pyte
                 with near:
                     asked.append(near.recv(1 << 16))
                     near.sendall(
-                        b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops"
+                        b"HTTP/1.1 301 Moved\r\nLocation: https://there\r\n"
+                        b"Content-Length: 4\r\nConnection: close\r\n\r\noops"
                     )
 
         threading.Thread(target=answer, daemon=True).start()
         endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN)
-        with pytest.raises(SandboxError, match="HTTP 502"):
+        with pytest.raises(SandboxError, match="HTTP 301, see https://there"):
             endpoint.ask("GET", "/v1/info")
         assert len(asked) == 4
         assert endpoint.rank[0], "it is asked last for a while"
