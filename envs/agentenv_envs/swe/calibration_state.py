@@ -114,8 +114,10 @@ class CalibrationState:
             try:
                 item = json.loads(line)
                 result = Calibration(item["instance_id"], item["gold"], item["noop"], item["reason"])
+                if not all(type(score) is int and score in (0, 1) for score in (result.gold, result.noop)):
+                    raise ValueError("a score is neither 0 nor 1")
                 entries[str(item["row"])] = _Entry(int(item["repeats"]), result)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise UsageError(
                     f"{self._path}: line {number} is not one of a state of `swe calibrate`; "
                     "name another file, or delete this one"

@@ -102,7 +102,8 @@ class Honesty:
 
     def ran(self, path: str) -> None:
         """Note the module that calls as the one that a file of tests has become."""
-        self.modules.setdefault(path, []).append(sys._getframe(1).f_globals)
+        names = sys._getframe(1).f_globals
+        self.modules.setdefault(path, []).append((names, tests_of(names)))
 
     def __call__(self, value: Any) -> Any:
         """The value itself."""
@@ -182,11 +183,14 @@ class Reporter:
         self.reported: dict[str, None] = {}
         self.failed: dict[str, None] = {}
         self.functions: dict[str, Any] = {}
+        self.plugins: list[Any] = []
+        self.workdir = os.path.realpath(os.getcwd())
         self.changes: list[str] = []
 
-    def pytest_load_initial_conftests(self) -> None:
+    def pytest_load_initial_conftests(self, early_config: Any) -> None:
         """Note pytest's functions; installed plug-ins, which may replace some, are loaded by now."""
         self.functions = functions_of_the_runner()
+        self.plugins = list(early_config.pluginmanager.get_plugins())
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note the test of a report."""
@@ -204,17 +208,55 @@ class Reporter:
             name = item.nodeid.partition("::")[0]
             path = os.path.realpath(os.path.join(str(session.config.rootdir), name))
             module = getattr(item, "module", None)
-            ran = self.honesty.modules.get(path, ())
-            if path in self.files and module is not None and not any(vars(module) is one for one in ran):
+            if path not in self.files or module is None:
+                continue
+            ran = [tests for names, tests in self.honesty.modules.get(path, ()) if names is vars(module)]
+            if not ran or ran[-1] != tests_of(vars(module)):
                 changed.add(name)
-        self.changes = sorted(changed)
+        self.changes = sorted(changed | self.new_plugins(session.config))
+
+    def new_plugins(self, config: Any) -> "set[str]":
+        """Plug-ins that code of the repository has registered, other than conftest.py and what that names."""
+        named: set[str] = set()
+        for conftest in filter(is_conftest, config.pluginmanager.get_plugins()):
+            names = getattr(conftest, "pytest_plugins", ())
+            named.update([names] if isinstance(names, str) else names)
+        found = set()
+        for plugin in config.pluginmanager.get_plugins():
+            owner = plugin if isinstance(plugin, type) else type(plugin)
+            name = plugin.__name__ if isinstance(plugin, types.ModuleType) else owner.__module__
+            path = os.path.realpath(getattr(sys.modules.get(name), "__file__", None) or "/")
+            inside = (
+                path.startswith(os.path.join(self.workdir, "")) and os.path.basename(path) != "conftest.py"
+            )
+            if inside and name not in named and not any(plugin is one for one in self.plugins):
+                found.add("plug-in " + owner.__name__)
+        return found
+
+
+def is_conftest(module: Any) -> bool:
+    """Whether something is the module of a conftest.py."""
+    return os.path.basename(getattr(module, "__file__", None) or "") == "conftest.py"
+
+
+def tests_of(names: "dict[str, Any]") -> "dict[str, Any]":
+    """The tests among a module's names, with their code."""
+    found: dict[str, Any] = {}
+    for name, value in list(names.items()):
+        if isinstance(value, types.FunctionType) and name.startswith("test"):
+            found[name] = Same(value)
+        elif isinstance(value, type) and value.__module__ == names.get("__name__"):
+            members = list(vars(value).items())
+            found.update((f"{name}:{key}", Same(member)) for key, member in members if key.startswith("test"))
+    return found
 
 
 def functions_of_the_runner() -> "dict[str, Any]":
     """Functions and classes of pytest and unittest by "module.name" and "module.class:name", with their code."""
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in ("_pytest", "pytest", "pluggy", "unittest"):
+        # Not unittest.mock: pytest-mock replaces functions of it.
+        if name.partition(".")[0] not in ("_pytest", "pytest", "pluggy") and name != "unittest.case":
             continue
         for key, value in list(vars(module).items()):
             if not callable(value):
@@ -278,7 +320,7 @@ def main() -> int:
     arguments = ["-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", workdir, "--assert=rewrite"]
     arguments += ["--continue-on-collection-errors", "--maxfail=0", "--tb=short", "-q", "-rfE"]
     arguments += ["-o", "junit_family=xunit2", "-o", "junit_logging=no", "--junitxml", config["junit"]]
-    if importlib.util.find_spec("xdist") is not None:
+    if importlib.util.find_spec("xdist") and not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
         arguments += ["-n", "0"]  # the checks above hold in this process alone
     arguments += config["arguments"]
     code = int(pytest.main(arguments + config["files"], plugins=[reporter]))

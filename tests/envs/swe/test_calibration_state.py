@@ -83,7 +83,17 @@ def test_a_torn_last_line_is_dropped_and_the_file_goes_on(path: Path, task: SWET
 
 
 @pytest.mark.parametrize(
-    "text", ['{"instance_id": "a"}\n', "no JSON\n", "[1]\n", '{"a": 1}', "important", "\n"]
+    "text",
+    [
+        '{"instance_id": "a"}\n',
+        '{"row": "a", "instance_id": "a", "gold": "1", "noop": 0, "reason": "", "repeats": 2}\n',
+        "no JSON\n",
+        "[1]\n",
+        "[" * 100_000 + "\n",
+        '{"a": 1}',
+        "important",
+        "\n",
+    ],
 )
 def test_a_file_that_is_no_state_is_refused_and_stays_as_it_is(path: Path, task: SWETask, text: str) -> None:
     path.write_text(text)

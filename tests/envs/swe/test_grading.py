@@ -267,11 +267,35 @@ def test_a_process_that_ends_itself_leaves_no_record(tmp_path: Path, end: str) -
         "import _pytest.python\n_pytest.python.Function.runtest.__code__ = (lambda self: None).__code__",
         "import _pytest.python\n_pytest.python.Function.__getattribute__ = object.__getattribute__",
         "import unittest\nunittest.TestCase.assertEqual = lambda *a: None",
+        "import gc\nfrom _pytest.config import Config\nclass P: pass\n"
+        "[c.pluginmanager.register(P()) for c in gc.get_objects() if isinstance(c, Config)]",
+        "import sys\ndef late(): sys.modules['test_it'].test_b.__code__ = (lambda: None).__code__",
     ],
 )
 def test_a_replaced_function_of_pytest_is_noted(tmp_path: Path, code: str) -> None:
     (tmp_path / "shop.py").write_text(code)
-    assert len(run_tests(tmp_path, "import shop\n\ndef test_a():\n    pass\n")["changes"]) == 1
+    assert (
+        len(
+            run_tests(
+                tmp_path,
+                "import shop\n\ndef test_a():\n    getattr(shop, 'late', int)()\n\ndef test_b():\n    assert 1\n",
+            )["changes"]
+        )
+        == 1
+    )
+
+
+def test_what_plugins_and_conftest_files_do_is_no_replacement(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("""
+import unittest.mock
+pytest_plugins = ["shop_testing"]
+class Plugin: pass
+def pytest_configure(config):
+    config.pluginmanager.register(Plugin())
+    unittest.mock.NonCallableMock.assert_any_call = lambda self: None  # as pytest-mock does
+""")
+    (tmp_path / "shop_testing.py").write_text("")
+    assert run_tests(tmp_path, "def test_a():\n    pass\n")["changes"] == []
 
 
 def test_a_module_in_the_place_of_a_file_of_tests_is_noted(tmp_path: Path) -> None:
