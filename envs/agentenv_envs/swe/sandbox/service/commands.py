@@ -63,9 +63,15 @@ def add_commands(subparsers: Any) -> None:
         action="store_true",
         help="build images of package rows: their build scripts then run beside the engine's socket",
     )
-    parser.add_argument("--max-memory-mb", type=int, default=8192, metavar="N", help="of one sandbox")
-    parser.add_argument("--max-cpus", type=float, default=4.0, metavar="N", help="of one sandbox")
-    parser.add_argument("--max-pids", type=int, default=1024, metavar="N", help="of one sandbox")
+    parser.add_argument(
+        "--max-memory-mb", type=int, default=8192, metavar="N", help="of one sandbox (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-cpus", type=float, default=4.0, metavar="N", help="of one sandbox (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-pids", type=int, default=1024, metavar="N", help="of one sandbox (default: %(default)s)"
+    )
     parser.add_argument(
         "--drain-s",
         type=float,
