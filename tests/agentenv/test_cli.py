@@ -132,3 +132,11 @@ def test_the_console_script_is_installed() -> None:
         check=True,
     )
     assert done.stdout == f"agentenv {agentenv.__version__}\n"
+
+
+def test_the_module_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentenv", "info", "Nowhere-v0"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("agentenv: error:")

@@ -5,7 +5,8 @@ Invariants:
   the fix; later commits of the agent change nothing in the
   patch, which is taken against that first one.
 - A patch that is graded changes no file that decides what a test is or how tests run (`is_protected`): such
-  files are as in the base commit, whatever the patch says.
+  files are as in the base commit, whatever the patch says. New files that hide an installed module are left out
+  (`shadows.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from agentenv.errors import SandboxError
 
@@ -215,7 +216,7 @@ def is_protected(path: str, test_files: Iterable[str]) -> bool:
 
 
 def apply_agent_patch(
-    sandbox: Sandbox, patch: str, test_files: Iterable[str]
+    sandbox: Sandbox, patch: str, test_files: Iterable[str], *, setup: str = ""
 ) -> tuple[str | None, list[str]]:
     """Apply an agent's patch to a fresh workspace and put protected files back to the base commit.
 
@@ -223,9 +224,13 @@ def apply_agent_patch(
         sandbox: from `open_workspace`, untouched since.
         patch: a unified diff; "" changes nothing.
         test_files: the row's test files.
+        setup: what a shell runs to have the repository's Python.
 
     Returns:
         why the patch can't be used (None where it can), and the protected paths that it had changed.
+
+    Raises:
+        SandboxError: it does not answer, or has no Python.
     """
     test_files = tuple(test_files)
     if not patch.strip():
@@ -239,7 +244,9 @@ def apply_agent_patch(
     result = sandbox.run(f"git apply --whitespace=nowarn {patch_path}", timeout_s=_GIT_TIMEOUT_S)
     if result.exit_code != 0:
         return f"the patch does not apply: {result.output.strip()[-500:]}", []
-    restored = [name for name in patched_paths(sandbox, patch_path) if is_protected(name, test_files)]
+    paths = patched_paths(sandbox, patch_path)
+    shadows = _shadows(sandbox, paths, test_files, scratch, setup)
+    restored = [name for name in paths if name in shadows or is_protected(name, test_files)]
     if not restored:
         return None, []
     sandbox.write_files(
@@ -256,6 +263,32 @@ def apply_agent_patch(
     if result.exit_code != 0:
         return f"files of the tests can't be restored: {result.output.strip()[-500:]}", restored
     return None, restored
+
+
+def _shadows(
+    sandbox: Sandbox, paths: Iterable[str], test_files: Iterable[str], scratch: str, setup: str
+) -> frozenset[str]:
+    """Those of the paths that are new and would be imported in the place of an installed module."""
+    listing = f"{scratch}/paths"
+    sandbox.write_files(
+        {
+            listing: "".join(f"{name}\0" for name in paths).encode("utf-8", "surrogateescape"),
+            f"{scratch}/shadows.py": Path(__file__).with_name("shadows.py").read_bytes(),
+        }
+    )
+    result = sandbox.run(
+        f"{setup}\n"
+        "while IFS= read -r -d '' path; do "
+        f'git cat-file -e "HEAD:$path" 2>/dev/null || printf \'%s\\0\' "$path"; done <{listing} >{listing}.new; '
+        f"python -I {scratch}/shadows.py {listing}.new {shlex.join(test_files)} >{listing}.shadows",
+        timeout_s=_GIT_TIMEOUT_S,
+    )
+    if result.exit_code != 0:
+        raise SandboxError(
+            f"{sandbox.id}: the new modules of a patch can't be looked at: {result.output.strip()[-500:]}"
+        )
+    found = sandbox.read_file(f"{listing}.shadows", max_bytes=2 * MAX_PATCH_BYTES)
+    return frozenset(name for name in found.decode("utf-8", "surrogateescape").split("\0") if name)
 
 
 def restore_hidden(sandbox: Sandbox, task: SWETask, stash: str) -> None:

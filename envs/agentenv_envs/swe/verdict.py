@@ -69,7 +69,9 @@ def lay_out(
         if check.exit_code != 0:
             return invalid(f"test_patch does not apply to the repository: {check.output.strip()[-500:]}"), {}
         patched = patched_paths(sandbox, f"{scratch}/test.patch")
-    problem, restored = apply_agent_patch(sandbox, patch, [*task.test_files, *patched])
+    problem, restored = apply_agent_patch(
+        sandbox, patch, [*task.test_files, *patched], setup=task.setup or ""
+    )
     evidence: dict[str, Any] = {"restored": restored}
     if problem is not None:
         return verdict([problem], evidence), evidence

@@ -1,8 +1,10 @@
 """What of an agent's patch is graded."""
 
+import difflib
+
 import pytest
 
-from agentenv_envs.swe.repository import is_protected, workspace_patch
+from agentenv_envs.swe.repository import apply_agent_patch, is_protected, workspace_patch
 from agentenv_envs.swe.sandbox import SandboxSpec
 from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 
@@ -70,5 +72,44 @@ def test_a_patch_that_is_not_where_git_was_told_to_write_it_is_no_patch() -> Non
         sandbox.write_files({"bin/git": "", "bin/stat": "rm -rf .git; echo 5"})
         sandbox.run("mkdir .git; chmod +x bin/*")
         assert workspace_patch(sandbox) == ""
+    finally:
+        backend.close()
+
+
+def test_new_files_in_the_place_of_installed_modules_are_left_out() -> None:
+    added = {
+        "hypothesis.py": False,
+        "src/yaml/__init__.py": False,
+        "unit/random.py": False,  # the first folder above the test that is no package
+        "json.cpython-311-x86_64-linux-gnu.so": False,
+        "time.py": False,
+        "test.py": False,
+        "helper.py": True,
+        "src/pkg/random.py": True,
+        "unit/checks/random.py": True,
+        "docs/random.py": True,
+        "src/new/__init__.py": True,
+        "odd 'name.py": True,
+    }
+    backend = LocalBackend()
+    try:
+        sandbox = backend.acquire(SandboxSpec(read_only=True, memory_mb=2000))
+        base = ["unit/checks/__init__.py", "unit/checks/test_it.py", "src/pkg/__init__.py", "csv.py"]
+        sandbox.write_files(dict.fromkeys(base, "x = 1\n"))
+        assert (
+            sandbox.run(
+                "git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm Base"
+            ).exit_code
+            == 0
+        )
+        patch = "".join(
+            "".join(difflib.unified_diff([], ["x = 2\n"], "/dev/null", f"b/{path}")) for path in added
+        )
+        patch += "".join(difflib.unified_diff(["x = 1\n"], ["x = 2\n"], "a/csv.py", "b/csv.py"))
+        problem, restored = apply_agent_patch(sandbox, patch, ["unit/checks/test_it.py"])
+        assert problem is None
+        assert set(restored) == {path for path, kept in added.items() if not kept}
+        there = sandbox.run("git ls-files --others; git diff --name-only").output.splitlines()
+        assert set(there) == {*(path for path, kept in added.items() if kept), "csv.py"}
     finally:
         backend.close()

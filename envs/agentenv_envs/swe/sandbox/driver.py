@@ -8,6 +8,8 @@ Invariants:
   straight into the stream would jam the engine's event queue for that container.
 - A command cannot learn the tag that ends its answer: the driver is an execute-only copy of bash, so that the kernel
   denies its memory, environment and descriptors to others even of the same user, and the tag is never in an argument.
+  Long answers are written by `head` and `tail`, to which this does not apply: what catches them may forge answers of
+  its own container, which it might as well do by replacing bash. Nothing that such a container says is graded.
 - A channel that is lost (the command killed the driver, or nothing answers) is reopened once after a sweep; if that
   fails too, the container counts as lost: `SandboxError`, never a hang.
 - A container that runs but has no shell any more, since commands removed it, is their doing: from then on commands end

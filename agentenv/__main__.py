@@ -1,0 +1,5 @@
+"""`python -m agentenv`: the command line."""
+
+from agentenv.cli import main
+
+raise SystemExit(main())
