@@ -11,6 +11,8 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= train,docker,service,dev
 ARGS ?=
+# Processes of `make test`.
+WORKERS ?= 2
 
 comma := ,
 BIN := $(VENV)/bin
@@ -51,7 +53,7 @@ demo: install ## Train the embedded agent on SWE tasks and write a report
 
 .PHONY: test
 test: install ## Run the tests; those that need Docker are skipped where no engine answers
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: check
 check: install ## Lint, format, types, and who may import whom

@@ -29,8 +29,6 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _REQUIRE_DOCKER = os.environ.get("AGENTENV_REQUIRE_DOCKER") == "1"
 _SKIP_REASON = "Docker engine not available"
 _SHARED = "../shared"
-_docker_tests_run = pytest.StashKey[int]()
-_docker_modules_skipped = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -81,21 +79,6 @@ def _engine_answers() -> bool:
         return False
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_docker_tests_run] = 0
-    config.stash[_docker_modules_skipped] = []
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
-    if report.skipped and "mark.docker" in collector.path.read_text(encoding="utf-8"):
-        collector.config.stash[_docker_modules_skipped].append(report.nodeid)
-    return report
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("docker")]
     if marked and not _REQUIRE_DOCKER and not _engine_answers():
@@ -108,28 +91,42 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if item.get_closest_marker("docker"):
-        if report.when == "call" and report.passed:
-            item.config.stash[_docker_tests_run] += 1
-        if report.skipped and _REQUIRE_DOCKER and _SHARED not in str(report.longrepr):
-            report.outcome = "failed"
-            report.longrepr = (
-                f"AGENTENV_REQUIRE_DOCKER=1, but this docker test was skipped: {report.longrepr}"
-            )
+    marked = item.get_closest_marker("docker")
+    if _REQUIRE_DOCKER and marked and report.skipped and _SHARED not in str(report.longrepr):
+        report.outcome = "failed"
+        report.longrepr = f"AGENTENV_REQUIRE_DOCKER=1, but this docker test was skipped: {report.longrepr}"
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    config = session.config
-    if not _REQUIRE_DOCKER or config.option.collectonly or exitstatus != pytest.ExitCode.OK:
-        return
-    if config.stash[_docker_tests_run] == 0 or config.stash[_docker_modules_skipped]:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+class _DockerTests:
+    """Counts docker tests from their reports, which are here also when processes of pytest-xdist ran them."""
 
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.passed = 0
+        self.modules_skipped: set[str] = set()
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if _REQUIRE_DOCKER:
-        passed = config.stash[_docker_tests_run]
-        terminalreporter.write_line(f"docker tests passed: {passed} (at least 1 required)")
-        for module in config.stash[_docker_modules_skipped]:
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        path = self._root / report.nodeid.split("::")[0]
+        if report.skipped and path.is_file() and "mark.docker" in path.read_text(encoding="utf-8"):
+            self.modules_skipped.add(report.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed and "docker" in report.keywords:
+            self.passed += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if session.config.option.collectonly or exitstatus != pytest.ExitCode.OK:
+            return
+        if not self.passed or self.modules_skipped:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f"docker tests passed: {self.passed} (at least 1 required)")
+        for module in sorted(self.modules_skipped):
             terminalreporter.write_line(f"skipped as a whole, but has docker tests: {module}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _REQUIRE_DOCKER and not hasattr(config, "workerinput"):  # which a process of pytest-xdist has
+        config.pluginmanager.register(_DockerTests(config.rootpath))

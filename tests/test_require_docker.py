@@ -10,7 +10,9 @@ import pytest
 _UNREACHABLE = "unix:///nonexistent/agentenv-test.sock"
 
 
-def _pytest(folder: Path, repository: Path, test: str, *, require: bool) -> tuple[int, str]:
+def _pytest(
+    folder: Path, repository: Path, test: str, *, require: bool, options: tuple[str, ...] = ()
+) -> tuple[int, str]:
     """Run one test file under the repository's conftest, with a Docker address at which nothing answers."""
     (folder / "conftest.py").write_text((repository / "tests" / "conftest.py").read_text())
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = docker: needs an engine\n")
@@ -18,7 +20,7 @@ def _pytest(folder: Path, repository: Path, test: str, *, require: bool) -> tupl
     environment = {k: v for k, v in os.environ.items() if k != "AGENTENV_REQUIRE_DOCKER"}
     environment |= {"DOCKER_HOST": _UNREACHABLE} | ({"AGENTENV_REQUIRE_DOCKER": "1"} if require else {})
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(folder)],
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *options, str(folder)],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -57,13 +59,14 @@ def test_where_docker_is_required_a_docker_test_that_fails_or_is_skipped_fails_t
     assert "1 failed, 1 passed" in out
 
 
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
 def test_where_docker_is_required_a_module_that_is_skipped_whole_fails_the_run(
-    tmp_path: Path, repository: Path
+    tmp_path: Path, repository: Path, options: tuple[str, ...]
 ) -> None:
     whole = "import pytest\npytest.importorskip('no_such_module')\n" + _MARKED.format(body="pass")
     passing = tmp_path / "test_other.py"
     passing.write_text(_MARKED.format(body="pass"))
-    code, out = _pytest(tmp_path, repository, whole, require=True)
+    code, out = _pytest(tmp_path, repository, whole, require=True, options=options)
     assert code == 1, out
     assert "skipped as a whole, but has docker tests: test_it.py" in out
 
@@ -74,10 +77,11 @@ def test_where_docker_is_required_a_run_without_docker_tests_fails(tmp_path: Pat
     assert "docker tests passed: 0" in out
 
 
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
 def test_where_docker_is_required_and_its_tests_pass_so_does_the_run(
-    tmp_path: Path, repository: Path
+    tmp_path: Path, repository: Path, options: tuple[str, ...]
 ) -> None:
-    code, out = _pytest(tmp_path, repository, _MARKED.format(body="pass"), require=True)
+    code, out = _pytest(tmp_path, repository, _MARKED.format(body="pass"), require=True, options=options)
     assert code == 0, out
     assert "docker tests passed: 1" in out
 
