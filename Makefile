@@ -53,7 +53,7 @@ demo: install ## Train the embedded agent on SWE tasks and write a report
 
 .PHONY: test
 test: install ## Run the tests; those that need Docker are skipped where no engine answers
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: check
 check: install ## Lint, format, types, and who may import whom

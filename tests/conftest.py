@@ -84,6 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _REQUIRE_DOCKER and not _engine_answers():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=_SKIP_REASON))
+    # Files with long tests come first: with several processes, none is then left alone with one in the end.
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -136,7 +136,7 @@ def test_the_console_script_is_installed() -> None:
 
 def test_the_module_is_the_command_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "agentenv", "info", "Nowhere-v0"], capture_output=True, text=True
+        [sys.executable, "-m", "agentenv", "info", "Nowhere-v0"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stderr.startswith("agentenv: error:")
