@@ -99,6 +99,8 @@ class Driver:
         self._number = 0
         self._ended = threading.Event()
         self._spoilt = False
+        self._reopening = threading.RLock()
+        """Held from the loss of a channel until the next one works."""
         self._channel = self._open()
 
     def run(
@@ -199,11 +201,18 @@ class Driver:
     def kill_all(self) -> None:
         """Kill all that runs, from any thread; a command that another thread waits for ends as killed.
 
+        While a lost channel is reopened another thread's call does nothing: all is killed then anyway, and the new
+        channel must not be.
+
         Raises:
             SandboxError: the engine does not do it.
         """
-        with engine_errors(f"{self._name}: killing what runs"):
-            self._api.kill(self._container_id, SWEEP_SIGNAL)
+        if self._reopening.acquire(blocking=False):
+            try:
+                with engine_errors(f"{self._name}: killing what runs"):
+                    self._api.kill(self._container_id, SWEEP_SIGNAL)
+            finally:
+                self._reopening.release()
 
     def close(self) -> None:
         """Drop the channel for good; the driver ends, and a request that another thread waits for fails."""
@@ -217,6 +226,10 @@ class Driver:
 
     def _sweep(self) -> None:
         """Kill everything but PID 1, escaped sessions included, and open a new channel."""
+        with self._reopening:
+            self._sweep_held()
+
+    def _sweep_held(self) -> None:
         self._channel.close()
         if self._ended.is_set():
             raise SandboxError(f"{self._name} was closed")
@@ -268,6 +281,10 @@ class Driver:
 
     def _recover(self, lost: ChannelLostError, half_bytes: int) -> Answer:
         """Reopen the channel after a command broke it, and fetch what the command wrote until then."""
+        with self._reopening:
+            return self._recover_held(lost, half_bytes)
+
+    def _recover_held(self, lost: ChannelLostError, half_bytes: int) -> Answer:
         self._sweep()
         state, code = ("late", EXIT_TIMED_OUT) if lost.late else ("ok", EXIT_KILLED)
         try:

@@ -199,3 +199,25 @@ def test_bad_limits_of_a_command_are_refused(sandbox: DockerSandbox) -> None:
         sandbox.run("true", timeout_s=0)
     with pytest.raises(ValueError, match="path ''"):
         sandbox.write_files({"": "x"})
+
+
+def test_kills_from_outside_again_and_again_cost_commands_and_never_the_sandbox(
+    docker_backend: DockerBackend,
+) -> None:
+    sandbox = docker_backend.acquire(SandboxSpec(read_only=True))
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not ended.wait(0.02):
+            sandbox.kill_all()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        codes = [sandbox.run("sleep 30", timeout_s=60).exit_code for _ in range(3)]
+    finally:
+        ended.set()
+        killer.join()
+    assert codes == [137] * 3
+    assert sandbox.run("echo on").output == "on\n"
+    sandbox.close()
