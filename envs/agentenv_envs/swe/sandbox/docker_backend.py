@@ -54,14 +54,15 @@ class DockerSandbox:
         self._worn = False
         self._broken = False
         self._closed = False
+        self._busy = False
         self.disk_used_mb: int | None = None
         """MiB on the engine's disk, where that is over the limit; `DiskWatch` says."""
         self._driver = Driver(api, container_id, spec, f"sandbox {self.id}")
 
     @property
     def reusable(self) -> bool:
-        """True where a reset is worth trying."""
-        return self.spec.read_only and not (self._broken or self._closed or self._worn)
+        """True where a reset is worth trying; not while another thread runs something in it."""
+        return self.spec.read_only and not (self._broken or self._closed or self._worn or self._busy)
 
     def run(
         self,
@@ -123,12 +124,15 @@ class DockerSandbox:
         """Run a request; after a `SandboxError`, or an interruption in its midst, the container is never used again."""
         if self._closed or self._broken:
             raise SandboxError(f"sandbox {self.id} is {'closed' if self._closed else 'broken'}")
+        self._busy = True
         try:
             return action()
         except BaseException as error:
             if isinstance(error, SandboxError) or not isinstance(error, Exception):
                 self._broken = True
             raise
+        finally:
+            self._busy = False
 
 
 class DockerBackend:

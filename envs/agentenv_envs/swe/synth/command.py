@@ -117,7 +117,6 @@ def _synth(args: argparse.Namespace) -> int:
             found = search(
                 release,
                 lambda: open_workspace(task, backend, progress=say),
-                backend.release,
                 output,
                 number=args.number,
                 seed=args.seed,

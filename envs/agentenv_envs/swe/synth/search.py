@@ -76,7 +76,6 @@ class _Candidate:
 def search(
     release: Release,
     open_sandbox: Callable[[], Sandbox],
-    release_sandbox: Callable[[Sandbox], None],
     output: RowFile,
     *,
     number: int,
@@ -89,7 +88,6 @@ def search(
     Args:
         release: what is mutated.
         open_sandbox: a fresh sandbox with the release's repository; called from several threads.
-        release_sandbox: gives one back.
         output: where rows go; what it holds already counts.
         number: rows of this release that the file shall hold.
         seed: decides the order of mutations.
@@ -120,7 +118,7 @@ def search(
         stack.callback(pool.shutdown)
         stack.callback(close_all)
         say(f"{release.name}: opening a sandbox and running the tests three times")
-        everyone.append(_Judge(release, open_sandbox, release_sandbox))
+        everyone.append(_Judge(release, open_sandbox))
         survey = survey_of(everyone[0].bench)
         candidates = _candidates(survey, seed)
         say(
@@ -128,7 +126,7 @@ def search(
             f"{len(candidates)} edits of {len({(c.path, c.mutation.function) for c in candidates})} functions"
         )
         for _ in range(workers - 1):
-            everyone.append(_Judge(release, open_sandbox, release_sandbox))
+            everyone.append(_Judge(release, open_sandbox))
         for judge in everyone:
             judges.put(judge)
         ids = {str(row["instance_id"]) for row in output.rows}
@@ -171,19 +169,14 @@ def search(
 class _Judge:
     """Judges mutations in a sandbox of its own, which it opens anew when it breaks."""
 
-    def __init__(
-        self,
-        release: Release,
-        open_sandbox: Callable[[], Sandbox],
-        release_sandbox: Callable[[Sandbox], None],
-    ) -> None:
-        self._release, self._open, self._give_back = release, open_sandbox, release_sandbox
+    def __init__(self, release: Release, open_sandbox: Callable[[], Sandbox]) -> None:
+        self._release, self._open = release, open_sandbox
         self._lock, self._closed = threading.Lock(), False
         self._sandbox: Sandbox | None = open_sandbox()
         self.bench = Bench(self._sandbox)
 
     def close(self) -> None:
-        """Give the sandbox back; a run that another thread has under way in it fails, and none comes after it."""
+        """Remove the sandbox; a run that another thread has under way in it fails, and none comes after it."""
         with self._lock:
             self._closed = True
         self._put_away()
@@ -192,7 +185,7 @@ class _Judge:
         with self._lock:
             sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
-            self._give_back(sandbox)
+            sandbox.close()
 
     def _open_anew(self) -> None:
         self._put_away()

@@ -221,3 +221,25 @@ def test_kills_from_outside_again_and_again_cost_commands_and_never_the_sandbox(
     assert codes == [137] * 3
     assert sandbox.run("echo on").output == "on\n"
     sandbox.close()
+
+
+def test_a_sandbox_that_is_given_back_while_a_command_runs_is_removed_and_the_command_ends_at_once(
+    docker_backend: DockerBackend,
+) -> None:
+    sandbox = docker_backend.acquire(SandboxSpec(read_only=True))
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            sandbox.run("sleep 60", timeout_s=90)
+        except SandboxError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.5)
+    docker_backend.release(sandbox)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    assert not sandbox.reusable

@@ -174,7 +174,7 @@ def test_an_interrupted_search_leaves_whole_rows_and_no_sandbox_at_once(
             raise KeyboardInterrupt
 
     with RowFile(tmp_path / "rows.jsonl") as output, pytest.raises(KeyboardInterrupt):
-        search(SHOP, open_sandbox, backend.release, output, number=50, seed=0, workers=2, say=say)
+        search(SHOP, open_sandbox, output, number=50, seed=0, workers=2, say=say)
     assert len(opened) == 2
     assert backend.left() == 0
     with RowFile(tmp_path / "rows.jsonl") as output:
@@ -192,7 +192,7 @@ def test_a_sandbox_that_breaks_is_replaced_and_its_edit_judged(installed_shop: P
             opened[0].close()
 
     with RowFile(tmp_path / "rows.jsonl") as output:
-        found = search(SHOP, open_sandbox, backend.release, output, number=1, seed=0, workers=1, say=say)
+        found = search(SHOP, open_sandbox, output, number=1, seed=0, workers=1, say=say)
         assert (found.kept, len(output.rows)) == (1, 1)
         assert "the sandbox failed" not in output.verdicts.values()
     assert len(opened) == 2
