@@ -139,7 +139,8 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
         for option in re.findall(r'add_argument\(\s*"--([\w-]+)"', path.read_text())
     }
     # Options of other programs: the curve, compose, the simulation, accelerate launch, Django's test runner.
-    others = {"verbose", "json", "sandbox", "svg", "rm", "plot", "multi_gpu", "num_processes", "cpu"}
+    others = {"verbose", "json", "sandbox", "svg", "rm", "profile", "build_arg", "plot"}
+    others |= {"multi_gpu", "num_processes", "cpu"}
     assert named - others <= fields | benchmarks
 
 
