@@ -14,16 +14,16 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentenv.errors import UsageError
+
+from .command_options import add_sandbox_options, check_sandbox_options, terminable
 
 if TYPE_CHECKING:
     from .calibrate import Calibration
@@ -75,21 +75,11 @@ def add_calibrate(commands: Any) -> None:
         metavar="N",
         help="rows that are worked on at a time (default: one per processor)",
     )
-    parser.add_argument(
-        "--sandbox",
-        choices=("docker", "local-unisolated"),
-        default="docker",
-        help="where tests run (default: %(default)s)",
-    )
+    add_sandbox_options(parser, "rows")
     parser.add_argument(
         "--sandbox-url",
         metavar="URL",
         help="take the sandboxes from a service, or from several with commas between their URLs",
-    )
-    parser.add_argument(
-        "--allow-unisolated",
-        action="store_true",
-        help="with --sandbox local-unisolated: run the rows' code with all the rights of this user",
     )
     parser.set_defaults(run=_calibrate)
 
@@ -100,11 +90,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     from .calibration_state import CalibrationState
     from .data import RefusedRow, load_tasks
 
-    if args.sandbox == "local-unisolated" and not args.allow_unisolated:
-        raise UsageError(
-            "--sandbox local-unisolated would run the rows' code with all the rights of this user; "
-            "--allow-unisolated does so all the same"
-        )
+    check_sandbox_options(args, "rows")
     workers = default_workers() if args.workers is None else args.workers
     for name, value in (("--repeats", args.repeats), ("--workers", workers)):
         if value < 1:
@@ -165,7 +151,7 @@ def _run(
         progress.result(result)
 
     try:
-        with _terminable(), contextlib.ExitStack() as stack:
+        with terminable(), contextlib.ExitStack() as stack:
             backend = open_backend(args.sandbox, url=args.sandbox_url)
             stack.callback(backend.close)
             progress = stack.enter_context(_open_progress(len(tasks), len(found)))
@@ -261,41 +247,6 @@ def _open_progress(total: int, done: int) -> Iterator[_Progress]:
                 yield _Bar(progress, total, done)
             return
     yield _Lines(total, done)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the command as an exception, so that sandboxes are removed on the way out.
-
-    The first of them counts; those that follow would only disturb the removal.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        if ended:
-            return
-        ended.append(number)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
-
-    ended: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous = signal.getsignal(number)
-            if (
-                previous != signal.SIG_IGN
-            ):  # a shell's background job ignores SIGINT, and is to go on doing so
-                signal.signal(number, leave)
-                before[number] = previous
-    except ValueError:  # not the main thread: whoever runs it ends it
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def _summary(result: Calibration) -> str:

@@ -10,16 +10,14 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from agentenv.errors import UsageError
+from agentenv_envs.swe.command_options import add_sandbox_options, check_sandbox_options, terminable
 
 __all__ = ["add_synth"]
 
@@ -72,17 +70,7 @@ def add_synth(commands: Any) -> None:
     parser.add_argument(
         "--source-root", metavar="P", help="folder in the package that modules lie in (default: found out)"
     )
-    parser.add_argument(
-        "--sandbox",
-        choices=("docker", "local-unisolated"),
-        default="docker",
-        help="where tests run (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--allow-unisolated",
-        action="store_true",
-        help="with --sandbox local-unisolated: run the package's code with all the rights of this user",
-    )
+    add_sandbox_options(parser, "package")
     parser.set_defaults(run=_synth)
 
 
@@ -94,11 +82,7 @@ def _synth(args: argparse.Namespace) -> int:
     from .rows import RowFile
     from .search import search
 
-    if args.sandbox == "local-unisolated" and not args.allow_unisolated:
-        raise UsageError(
-            "--sandbox local-unisolated would run the package's code with all the rights of this user; "
-            "--allow-unisolated does so all the same"
-        )
+    check_sandbox_options(args, "package")
     for name in ("number", "workers"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} {getattr(args, name)}: at least 1 is needed")
@@ -109,7 +93,7 @@ def _synth(args: argparse.Namespace) -> int:
             raise UsageError(f"--install {requirement!r}: must be a requirement such as 'pytest<8'")
     backend = open_backend(args.sandbox)
     try:
-        with _terminable(), RowFile(args.output) as output:
+        with terminable(), RowFile(args.output) as output:
             say = _speaker()
             say(f"{args.target}: fetching and building the source distribution")
             release = find_release(args.target, args.install, args.source_root, args.output.absolute().parent)
@@ -145,21 +129,3 @@ def _speaker() -> Callable[[str], None]:
         sys.stderr.flush()
 
     return say
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command as an exception, so that sandboxes are removed on the way out."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread: whoever runs it ends it
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
