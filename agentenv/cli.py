@@ -108,6 +108,7 @@ def _info(args: argparse.Namespace) -> int:
         "arguments": _signature(creator),
         "kwargs": found.kwargs,
         "max_turns": found.max_episode_steps or getattr(creator, "max_turns", None),
+        "policies": dict(getattr(creator, "policies", {})),
         "description": inspect.getdoc(creator) or "",
     }
     if args.json:

@@ -10,7 +10,7 @@ Invariants:
 - Exceptions mean that the environment is broken. Authors raise plain Python; the rollout classifies.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, cast
 
 import gymnasium
@@ -106,6 +106,9 @@ class BaseEnv(gymnasium.Env[str, str]):
     """Where rollouts run the environment. "thread" suits what waits (for a sandbox, a server); "inline", in the event
     loop itself, what only computes for microseconds; "process", which can be killed, what computes for long, may hang
     or crash, or can't share a process with a second one of its kind."""
+
+    policies: ClassVar[Mapping[str, str]] = {}
+    """Baselines by name, each as "module:Class", imported when it is played: see `agentenv.baselines`."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
     observation_space: gymnasium.Space[str] = TextSpace()

@@ -5,7 +5,9 @@ Invariants:
 - Saying the word terminates with reward 1.0; the last turn without it is truncated with reward 0.0.
 """
 
-from typing import Any
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from agentenv.env import BaseEnv
 
@@ -25,6 +27,10 @@ class EchoEnv(BaseEnv):
     """
 
     worker = "inline"
+    policies: ClassVar[Mapping[str, str]] = {
+        "oracle": "agentenv.testing.echo_env:EchoOracle",
+        "random": "agentenv.testing.echo_env:RandomWords",
+    }
 
     def __init__(self, max_turns: int = 3) -> None:
         if max_turns < 1:
@@ -63,3 +69,30 @@ class EchoEnv(BaseEnv):
             truncated,
             {"success": right, "metrics": {"echoes": self._turns}},
         )
+
+
+class EchoOracle:
+    """Says the word that the first observation names."""
+
+    def __init__(self, env: EchoEnv, seed: int) -> None:
+        self.word = ""
+
+    def begin(self, observation: str, info: Mapping[str, Any]) -> None:
+        """Read the word."""
+        self.word = observation.removesuffix(".").rpartition(" ")[2]
+
+    def act(self, observation: str) -> str:
+        return self.word
+
+
+class RandomWords:
+    """Says any of the words."""
+
+    def __init__(self, env: EchoEnv, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def begin(self, observation: str, info: Mapping[str, Any]) -> None:
+        """Nothing to prepare."""
+
+    def act(self, observation: str) -> str:
+        return self.rng.choice(_WORDS)

@@ -50,6 +50,7 @@ def test_info_shows_what_make_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["id"] == "agentenv/Echo-v0"
     assert shown["entry_point"] == "agentenv.testing:EchoEnv"
     assert "max_turns: int = 3" in shown["arguments"]
+    assert sorted(shown["policies"]) == ["oracle", "random"]
     assert cli.main(["info", "Echo-v0"]) == 0
     assert "Say the word that the task names" in capsys.readouterr().out
 

@@ -23,7 +23,14 @@ def test_the_package_exports_exactly_these_names() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["agentenv", "agentenv.errors", "agentenv.registration", "agentenv.testing", "agentenv.wrappers"],
+    [
+        "agentenv",
+        "agentenv.baselines",
+        "agentenv.errors",
+        "agentenv.registration",
+        "agentenv.testing",
+        "agentenv.wrappers",
+    ],
 )
 def test_every_exported_name_exists_and_has_a_docstring(module: str) -> None:
     loaded = importlib.import_module(module)

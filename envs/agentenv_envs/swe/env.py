@@ -10,8 +10,8 @@ Invariants:
 """
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from agentenv.env import BaseEnv
 from agentenv.errors import UsageError
@@ -51,6 +51,12 @@ class SWEEnv(BaseEnv):
         UsageError: a bad argument, protocol or data set, no engine where Docker was asked for, or a data set without
             isolation and without `allow_unisolated`.
     """
+
+    policies: ClassVar[Mapping[str, str]] = {
+        "oracle": "agentenv_envs.swe.policies:Oracle",
+        "random": "agentenv_envs.swe.policies:RandomEdit",
+        "scripted": "agentenv_envs.swe.policies:Scripted",
+    }
 
     def __init__(
         self,
@@ -106,6 +112,11 @@ class SWEEnv(BaseEnv):
     def sandbox_kind(self) -> str:
         """ "docker" or "local-unisolated"."""
         return self._open_backend.kind
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """Of the running episode; None where none is running."""
+        return self._workspace
 
     @property
     def _open_backend(self) -> SandboxBackend:

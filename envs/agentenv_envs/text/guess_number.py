@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from .task_env import Answer, TextTaskEnv, whole_number, word
+from .task_env import Answer, TextTaskEnv, text_policies, whole_number, word
 
 __all__ = ["GuessNumberEnv", "Secret"]
 
@@ -43,6 +43,7 @@ class GuessNumberEnv(TextTaskEnv[Secret]):
     """
 
     family = "guess-number"
+    policies = text_policies("RandomGuesses")
 
     def __init__(self, *, split: str = "train", numbers: int = 32, max_turns: int | None = None) -> None:
         self.numbers = whole_number("numbers", numbers, 2, _GREATEST)

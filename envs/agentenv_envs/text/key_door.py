@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from agentenv.errors import UsageError
 
-from .task_env import Answer, TextTaskEnv, whole_number, word
+from .task_env import Answer, TextTaskEnv, text_policies, whole_number, word
 
 __all__ = ["ACTIONS", "KeyDoorEnv", "Layout"]
 
@@ -54,6 +54,7 @@ class KeyDoorEnv(TextTaskEnv[Layout]):
     """
 
     family = "key-door"
+    policies = text_policies("RandomMoves")
 
     def __init__(self, *, split: str = "train", size: int = 5, max_turns: int = 12) -> None:
         super().__init__(split=split, max_turns=max_turns)

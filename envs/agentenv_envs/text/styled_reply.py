@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from agentenv.errors import UsageError
 
-from .task_env import Answer, TextTaskEnv, whole_number
+from .task_env import Answer, TextTaskEnv, text_policies, whole_number
 
 __all__ = ["STYLES", "Question", "StyledReplyEnv", "quality_of", "style_of", "styled_reward"]
 
@@ -61,6 +61,7 @@ class StyledReplyEnv(TextTaskEnv[Question]):
     """
 
     family = "styled-reply"
+    policies = text_policies("RandomReplies", oracle="StyledOracle")
 
     def __init__(self, *, split: str = "train", wanted: str = "plain", items: int = 3) -> None:
         super().__init__(split=split, max_turns=1)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from agentenv.env import BaseEnv
 from agentenv.errors import UsageError
 
-__all__ = ["SPLITS", "Answer", "TextTaskEnv", "whole_number", "word"]
+__all__ = ["SPLITS", "Answer", "TextTaskEnv", "text_policies", "whole_number", "word"]
 
 SPLITS: Final = ("train", "heldout")
 _HELD_OUT_SHARE = 5  # one task in five is held out
@@ -142,6 +142,12 @@ class TextTaskEnv(BaseEnv, Generic[Task]):
     def _answer(self, task: Task, action: str) -> Answer:
         """Carry out an action."""
         raise NotImplementedError
+
+
+def text_policies(random: str, *, oracle: str = "Oracle") -> dict[str, str]:
+    """The `policies` of a text environment, by the names of their classes."""
+    classes = {"oracle": oracle, "random": random, "scripted": "Scripted"}
+    return {name: f"agentenv_envs.text.policies:{attribute}" for name, attribute in classes.items()}
 
 
 def whole_number(name: str, value: Any, low: int, high: int) -> int:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .task_env import Answer, TextTaskEnv, whole_number, word
+from .task_env import Answer, TextTaskEnv, text_policies, whole_number, word
 
 __all__ = ["TOOLS", "Calculation", "ToolArithmeticEnv"]
 
@@ -71,6 +71,7 @@ class ToolArithmeticEnv(TextTaskEnv[Calculation]):
     """
 
     family = "tool-arithmetic"
+    policies = text_policies("RandomCalls")
 
     def __init__(
         self, *, split: str = "train", operations: int = 2, digits: int = 2, max_turns: int | None = None
