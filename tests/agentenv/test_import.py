@@ -10,7 +10,14 @@ from pathlib import Path
 import agentenv
 
 # What lies in `agentenv.inference` besides these belongs to an engine and may need its libraries.
-_INFERENCE_WITHOUT_TORCH = {"agentenv.inference", "agentenv.inference.protocol", "agentenv.inference.proxy"}
+_INFERENCE_WITHOUT_TORCH = {
+    "agentenv.inference",
+    "agentenv.inference.chat_engine",
+    "agentenv.inference.chat_server",
+    "agentenv.inference.protocol",
+    "agentenv.inference.proxy",
+    "agentenv.inference.text_turns",
+}
 
 
 def _run(script: str, cwd: Path | None = None) -> str:

@@ -99,6 +99,7 @@ class SWEEnv(BaseEnv):
         self.observation_chars = observation_chars
         self._workspace: Workspace | None = None
         self._turn = 0
+        self._malformed = 0
         self._deadline = 0.0
         self._backend: SandboxBackend | None = open_backend(sandbox, url=sandbox_url)
         if dataset and self._backend.kind == "local-unisolated" and not allow_unisolated:
@@ -131,7 +132,7 @@ class SWEEnv(BaseEnv):
         self._leave()
         chosen = seed if seed is not None else int(self.np_random.integers(2**40))
         workspace = self._workspace = self.tasks.open(chosen, self._open_backend)
-        self._turn = 0
+        self._turn = self._malformed = 0
         self.protocol = open_protocol(self.protocol.name)
         observation = self.protocol.first_observation(
             workspace.issue, workdir=workspace.workdir, test_command=workspace.test_command
@@ -146,6 +147,7 @@ class SWEEnv(BaseEnv):
             raise RuntimeError("step before reset, or after the end of the episode")
         self._turn += 1
         calls = self.protocol.parse(action)
+        self._malformed += isinstance(calls, Malformed)
         try:
             if isinstance(calls, Malformed):
                 observation = self.protocol.refusal(calls)
@@ -158,7 +160,10 @@ class SWEEnv(BaseEnv):
             raise
         late = time.monotonic() >= self._deadline
         truncated = late or self._turn >= self.max_turns
-        info: dict[str, Any] = {"malformed": isinstance(calls, Malformed)}
+        info: dict[str, Any] = {
+            "malformed": isinstance(calls, Malformed),
+            "invalid_actions": self._malformed,
+        }
         if truncated:
             self._leave()
             cause = "episode_timeout_s" if late else "max_turns"
@@ -185,7 +190,12 @@ class SWEEnv(BaseEnv):
         outcome = workspace.grade()
         self._leave()
         solved = bool(outcome["resolved"])
-        info = {"success": solved, "grade": outcome, "metrics": {"submitted": 1.0}}
+        info = {
+            "success": solved,
+            "grade": outcome,
+            "invalid_actions": self._malformed,
+            "metrics": {"submitted": 1.0},
+        }
         return "", float(solved), True, False, info
 
     def _leave(self) -> None:
