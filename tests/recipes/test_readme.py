@@ -133,15 +133,16 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
         for text in texts.values()
         for option in re.findall(r"(?<![\w-])--([a-z][a-z_-]*[a-z])", text)
     }
-    benchmarks = {
+    commands = {
         option.replace("-", "_")
-        for path in [*(repository / "benchmarks").glob("*.py"), *(repository / "envs").rglob("*.py")]
+        for folder in ("agentenv", "benchmarks", "envs")
+        for path in (repository / folder).rglob("*.py")
         for option in re.findall(r'add_argument\(\s*"--([\w-]+)"', path.read_text())
     }
     # Options of other programs: the curve, compose, the simulation, accelerate launch, Django's test runner.
     others = {"verbose", "json", "sandbox", "svg", "rm", "profile", "build_arg", "plot"}
     others |= {"multi_gpu", "num_processes", "cpu"}
-    assert named - others <= fields | benchmarks
+    assert named - others <= fields | commands
 
 
 def test_every_file_that_is_linked_exists(texts, repository):
