@@ -36,6 +36,9 @@ _BUILT_IN = {
     "GuessNumber-v0": "agentenv_envs.text:GuessNumberEnv",
     "KeyDoor-v0": "agentenv_envs.text:KeyDoorEnv",
     "SWE-v0": "agentenv_envs.swe:SWEEnv",
+    "ShopSimulator-MultiTurn-v0": "agentenv_envs.shop:ShopMultiTurnEnv",
+    "ShopSimulator-Persona-v0": "agentenv_envs.shop:ShopPersonaEnv",
+    "ShopSimulator-SingleTurn-v0": "agentenv_envs.shop:ShopSingleTurnEnv",
     "StyledReply-v0": "agentenv_envs.text:StyledReplyEnv",
     "ToolArithmetic-v0": "agentenv_envs.text:ToolArithmeticEnv",
 }

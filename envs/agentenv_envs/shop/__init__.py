@@ -1,0 +1,5 @@
+"""ShopSimulator: a shop of near-identical goods, on the synthetic catalogue or on the official one."""
+
+from .env import ShopMultiTurnEnv, ShopPersonaEnv, ShopSingleTurnEnv
+
+__all__ = ["ShopMultiTurnEnv", "ShopPersonaEnv", "ShopSingleTurnEnv"]
