@@ -11,11 +11,10 @@ The agent writes one bash command a turn, in a sandbox, and ends with `submit`; 
 
 from __future__ import annotations
 
-import os
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,29 +23,22 @@ from agentenv_envs.swe.sandbox import SharedBackend, open_backend, reap_in_backg
 if __name__ == "__main__":
     reap_in_background()  # what a killed run left need not wait for the imports below: they take seconds
 
-import torch
-
-from agentenv.inference import LLMProxy
-from agentenv.report import Progress, RunDirectory
-from agentenv.rollout import AsyncController
+from agentenv.report import Progress
 from agentenv_envs import swe
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
+    OWN_MODEL,
     EnvFactory,
-    Experiment,
     Parsed,
-    Policy,
+    Recipe,
     RecipeArguments,
-    check_engine,
+    Setup,
     find_environment,
-    fit_context,
-    load_policy,
-    open_engine,
-    parse,
+    layered_defaults,
     run_recipe,
 )
 from agentenv_trainers.rollout_settings import setting
-from agentenv_trainers.sao import SAOConfig, SAOTrainer
+from agentenv_trainers.sao import SAOConfig
 
 EMBEDDED_POLICY = Path(swe.__file__).parent / "policy"
 
@@ -67,26 +59,6 @@ EMBEDDED: dict[str, Any] = {
     "save_total_limit": 2,
 }
 """Settings for the embedded policy, half a million parameters: those of the paper are made for billions."""
-
-OWN_MODEL: dict[str, Any] = {
-    "max_steps": 500,
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 32,
-    "value_pretrain_episodes": 256,
-    "logged_trajectories": 8,
-    "save_steps": 20,
-    "save_total_limit": 2,
-}
-"""Settings for a model of yours; ``--preset swe`` sets batch, context, turns and clip bounds of the paper instead."""
-
-PRESET_FIELDS = (
-    "gradient_accumulation_steps",
-    "max_turns",
-    "max_tokens_per_episode",
-    "clip_low",
-    "clip_high",
-)
-"""What ``--preset`` sets, and the recipe then leaves alone."""
 
 DATA_SET: dict[str, Any] = {
     "reset_timeout_s": 1800.0,
@@ -129,16 +101,15 @@ class SWEArguments(RecipeArguments):
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stand below what the user set."""
-    settings = dict(EMBEDDED if given.get("model", "embedded") == "embedded" else OWN_MODEL)
-    if given.get("env") is not None:
-        settings.pop("max_turns", None)  # the environment advises its own
-    elif given.get("dataset", "embedded") != "embedded":
-        settings |= DATA_SET
-    if "preset" in given:
-        settings = {name: value for name, value in settings.items() if name not in PRESET_FIELDS}
-    if given.get("smoke"):
-        settings |= SMOKE
-    return settings | {"output_dir": time.strftime("runs/swe_sao-%Y%m%d-%H%M%S")}
+    has_data_set = given.get("env") is None and given.get("dataset", "embedded") != "embedded"
+    return layered_defaults(
+        "swe_sao",
+        given,
+        embedded=EMBEDDED,
+        own_model={**OWN_MODEL, "value_pretrain_episodes": 256},
+        over=DATA_SET if has_data_set else None,
+        smoke=SMOKE,
+    )
 
 
 def evaluation_tasks(arguments: SWEArguments) -> str:
@@ -184,86 +155,24 @@ def environments(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the recipe; returns the exit code."""
-    parsed = parse(
-        SWEArguments,
-        SAOConfig,
-        argv,
-        defaults=defaults,
-        description=__doc__ or "",
-        several_processes=True,
-    )
-    arguments, config = parsed.arguments, parsed.config
-    if not parsed.is_main_process:
-        return train_along(parsed)
-
-    # Whatever can be wrong with the input is found here, before anything is written.
-    RunDirectory.check(config.output_dir, resume=arguments.resume)
-    check_engine(arguments.engine)
-    # Held open for the whole run, so that all environments share one pool of sandboxes.
+def set_up(parsed: Parsed[SWEArguments, SAOConfig]) -> Setup:
+    """Find the environments; their pool of sandboxes is held open for the whole run, so that they share it."""
+    arguments = parsed.arguments
     sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url) if arguments.env is None else None
-    train_env, eval_env = environments(arguments, sandboxes, config.max_turns)
-    policy = load(parsed)
+    train_env, eval_env = environments(arguments, sandboxes, parsed.config.max_turns)
     client = getattr(sandboxes.backend, "client", None) if sandboxes is not None else None
-    if client is not None and arguments.dataset == "embedded":
-        make_base_image(client)
-
-    rollout = config.rollout_config()
-    engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)
-    controller = AsyncController(train_env, LLMProxy([engine]), policy.tokenizer, rollout, seed=config.seed)
-
-    experiment = Experiment(
-        "swe_sao",
-        parsed,
-        controller,
-        eval_env=eval_env,
-        eval_tasks=evaluation_tasks(arguments),
-        sandboxes=sandboxes,
+    needs_image = client is not None and arguments.dataset == "embedded"
+    return Setup(
+        train_env,
+        eval_env,
+        evaluation_tasks(arguments),
+        sandboxes,
+        before_start=partial(make_base_image, client) if needs_image else None,
     )
-    return run(experiment, parsed, policy, train_env)
 
 
-def load(parsed: Parsed[SWEArguments, SAOConfig]) -> Policy:
-    """The policy; the episodes' length is fitted to it."""
-    arguments, config = parsed.arguments, parsed.config
-    if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more make its small matrices slower, several times so on a busy machine
-    policy = load_policy(arguments.model, embedded=EMBEDDED_POLICY, model_options=config.model_init_kwargs)
-    config.model_init_kwargs = None
-    arguments.check_layers(policy.model)
-    fit_context(config, policy, parsed.given)
-    return policy
-
-
-def run(
-    experiment: Experiment,
-    parsed: Parsed[SWEArguments, SAOConfig],
-    policy: Policy,
-    train_env: EnvFactory | None,
-) -> int:
-    """The stages of a run; returns the exit code."""
-    with experiment:
-        trainer = SAOTrainer(
-            policy.model,
-            parsed.config,
-            experiment.rollouts,
-            policy.tokenizer,
-            peft_config=parsed.arguments.peft_config,
-            critic_peft_config=parsed.arguments.critic_peft_config,
-        )
-        experiment.evaluate("before")
-        experiment.pretrain_critic(trainer, train_env)
-        experiment.train(trainer)
-        experiment.evaluate("after")
-    return experiment.exit_code
-
-
-def train_along(parsed: Parsed[SWEArguments, SAOConfig]) -> int:
-    """What a process does that is not the main one: no sandbox, engine or file; returns the exit code."""
-    experiment = Experiment("swe_sao", parsed, None, eval_env=None, eval_tasks="")
-    return run(experiment, parsed, load(parsed), None)
-
+RECIPE = Recipe("swe_sao", SWEArguments, SAOConfig, EMBEDDED_POLICY, defaults, set_up, __doc__)
+main = RECIPE.main
 
 if __name__ == "__main__":
     sys.exit(run_recipe(main))

@@ -18,23 +18,29 @@ from agentenv_trainers.recipe.sources import (
     load_policy,
     open_engine,
 )
+from agentenv_trainers.recipe.training import OWN_MODEL, Recipe, Setup, layered_defaults, split_setup
 
 __all__ = [
+    "OWN_MODEL",
     "EnvFactory",
     "Experiment",
     "Interrupted",
     "Interruption",
     "Parsed",
     "Policy",
+    "Recipe",
     "RecipeArguments",
     "Sandboxes",
+    "Setup",
     "check_engine",
     "evaluation_result",
     "find_environment",
     "fit_context",
+    "layered_defaults",
     "load_policy",
     "open_engine",
     "parse",
     "parse_json_object",
     "run_recipe",
+    "split_setup",
 ]

@@ -1,0 +1,269 @@
+"""A training run from its command line to its exit code: all of a recipe but what it trains on.
+
+    RECIPE = Recipe("my_sao", MyArguments, SAOConfig, EMBEDDED_POLICY, defaults, set_up, __doc__)
+
+    if __name__ == "__main__":
+        sys.exit(run_recipe(RECIPE.main))
+
+Invariants:
+- Whatever can be wrong with the input is found before anything is written.
+- The trainer follows from the config: SAO with a critic that may be pretrained, GRPO without.
+- With several processes the others than the main one load the policy and train; they set up no environment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from agentenv.inference import LLMProxy
+from agentenv.report import RunDirectory
+from agentenv.rollout import AsyncController
+from agentenv_trainers.grpo import GRPOConfig, GRPOTrainer
+from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse
+from agentenv_trainers.recipe.experiment import Experiment
+from agentenv_trainers.recipe.sandboxes import Sandboxes
+from agentenv_trainers.recipe.sources import (
+    EnvFactory,
+    Policy,
+    check_engine,
+    find_environment,
+    fit_context,
+    load_policy,
+    open_engine,
+)
+from agentenv_trainers.sao import SAOConfig, SAOTrainer
+
+__all__ = ["OWN_MODEL", "PRESET_FIELDS", "Recipe", "Setup", "layered_defaults", "split_setup"]
+
+OWN_MODEL: Final[Mapping[str, Any]] = {
+    "max_steps": 500,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 32,
+    "logged_trajectories": 8,
+    "save_steps": 20,
+    "save_total_limit": 2,
+}
+"""For a model of the user's; ``--preset`` sets batch, context, turns and clip bounds of the paper instead."""
+
+PRESET_FIELDS: Final = (
+    "gradient_accumulation_steps",
+    "max_turns",
+    "max_tokens_per_episode",
+    "clip_low",
+    "clip_high",
+)
+"""What ``--preset`` sets, and a recipe's defaults then leave alone."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a recipe found for its input.
+
+    Args:
+        train_env: makes the environment to train on.
+        eval_env: makes the environment of the evaluations.
+        eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
+        sandboxes: closed and counted at the end; None where the environment has none.
+        before_start: done when policy and input are known to be good, and before anything is written; may take long.
+    """
+
+    train_env: EnvFactory
+    eval_env: EnvFactory
+    eval_tasks: str
+    sandboxes: Sandboxes | None = None
+    before_start: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one recipe has of its own.
+
+    Args:
+        name: in reports, and of output directories.
+        arguments: its options, a ``RecipeArguments``.
+        config: of its trainer, ``SAOConfig`` or ``GRPOConfig`` or a class derived from one.
+        embedded_policy: folder of what ``--model embedded`` stands for.
+        defaults: settings below what the user set, see :func:`layered_defaults`.
+        set_up: finds the environments; called on the main process alone.
+        description: first part of ``--help``.
+    """
+
+    name: str
+    arguments: type[RecipeArguments]
+    config: type[SAOConfig] | type[GRPOConfig]
+    embedded_policy: Path
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    set_up: Callable[[Parsed[Any, Any]], Setup]
+    description: str | None
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the recipe; returns the exit code.
+
+        Args:
+            argv: arguments without the program's name; those of the process by default.
+
+        Raises:
+            UsageError: bad input; nothing was written.
+            RolloutError: the run had to stop.
+        """
+        parsed = self.parse(argv)
+        arguments, config = parsed.arguments, parsed.config
+        if not parsed.is_main_process:
+            along = Experiment(self.name, parsed, None, eval_env=None, eval_tasks="")
+            return _run_stages(along, parsed, self._load(parsed), None)
+        RunDirectory.check(config.output_dir, resume=arguments.resume)
+        check_engine(arguments.engine)
+        setup = self.set_up(parsed)
+        policy = self._load(parsed)
+        if setup.before_start is not None:
+            setup.before_start()
+        rollout = config.rollout_config()
+        engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)
+        controller = AsyncController(
+            setup.train_env, LLMProxy([engine]), policy.tokenizer, rollout, seed=config.seed
+        )
+        experiment = Experiment(
+            self.name,
+            parsed,
+            controller,
+            eval_env=setup.eval_env,
+            eval_tasks=setup.eval_tasks,
+            sandboxes=setup.sandboxes,
+        )
+        return _run_stages(experiment, parsed, policy, setup.train_env)
+
+    def parse(self, argv: Sequence[str] | None = None) -> Parsed[Any, Any]:
+        """Read the options.
+
+        Raises:
+            UsageError: any mistake in them.
+        """
+        return parse(
+            self.arguments,
+            self.config,
+            argv,
+            defaults=self.defaults,
+            description=self.description or "",
+            several_processes=True,
+        )
+
+    def _load(self, parsed: Parsed[Any, Any]) -> Policy:
+        """The policy; the episodes' length is fitted to it."""
+        arguments, config = parsed.arguments, parsed.config
+        if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
+            # More make its small matrices slower, several times so on a busy machine.
+            torch.set_num_threads(1)
+        policy = load_policy(
+            arguments.model, embedded=self.embedded_policy, model_options=config.model_init_kwargs
+        )
+        config.model_init_kwargs = None
+        arguments.check_layers(policy.model)
+        fit_context(config, policy, parsed.given)
+        return policy
+
+
+def layered_defaults(
+    name: str,
+    given: Mapping[str, Any],
+    *,
+    embedded: Mapping[str, Any],
+    smoke: Mapping[str, Any],
+    own_model: Mapping[str, Any] = OWN_MODEL,
+    over: Mapping[str, Any] | None = None,
+    preset_fields: Sequence[str] = PRESET_FIELDS,
+) -> dict[str, Any]:
+    """The settings that stand below what the user set.
+
+    Args:
+        name: of the recipe; the output directory is called so, with the time.
+        given: what the user set.
+        embedded: for the embedded policy.
+        smoke: sizes of ``--smoke``, over all others.
+        own_model: for any other model.
+        over: more, over either of them.
+        preset_fields: left out where a preset was given, which sets them.
+    """
+    settings = dict(embedded if given.get("model", "embedded") == "embedded" else own_model)
+    if given.get("env") is not None:
+        settings.pop("max_turns", None)  # the environment advises its own
+    settings |= over or {}
+    if "preset" in given:
+        settings = {key: value for key, value in settings.items() if key not in preset_fields}
+    if given.get("smoke"):
+        settings |= smoke
+    return settings | {"output_dir": time.strftime(f"runs/{name}-%Y%m%d-%H%M%S")}
+
+
+def split_setup(
+    arguments: RecipeArguments,
+    env_id: str,
+    eval_tasks: str,
+    *,
+    train: Mapping[str, Any] | None = None,
+    held_out: Mapping[str, Any] | None = None,
+) -> Setup:
+    """The set-up of a recipe whose environment needs nothing but its splits.
+
+    Args:
+        arguments: of the run; ``--env`` takes another environment, which gets none of the arguments below.
+        env_id: the recipe's own environment.
+        eval_tasks: see :class:`Setup`; of the recipe's own environment.
+        train: its arguments for training, ``{"split": "train"}`` unless given otherwise.
+        held_out: its arguments for evaluation over those for training, ``{"split": "heldout"}`` unless given
+            otherwise.
+
+    Raises:
+        UsageError: the environment cannot be made.
+    """
+    if arguments.env is not None:
+        return Setup(
+            find_environment(arguments.env, arguments.env_options),
+            find_environment(arguments.env, arguments.eval_env_options),
+            "Tasks from seeds that training never uses.",
+        )
+    options = {"split": "train", **(train or {})}
+    eval_options = {**options, "split": "heldout", **(held_out or {})}
+    return Setup(
+        find_environment(env_id, options | arguments.env_options),
+        find_environment(env_id, eval_options | arguments.eval_env_options),
+        eval_tasks,
+    )
+
+
+def _run_stages(
+    experiment: Experiment, parsed: Parsed[Any, Any], policy: Policy, train_env: EnvFactory | None
+) -> int:
+    """Evaluate, train, evaluate; returns the exit code."""
+    arguments, config = parsed.arguments, parsed.config
+    with experiment:
+        trainer: SAOTrainer | GRPOTrainer
+        if isinstance(config, SAOConfig):
+            trainer = SAOTrainer(
+                policy.model,
+                config,
+                experiment.rollouts,
+                policy.tokenizer,
+                peft_config=arguments.peft_config,
+                critic_peft_config=arguments.critic_peft_config,
+            )
+        else:
+            trainer = GRPOTrainer(
+                policy.model,
+                config,
+                experiment.rollouts,
+                policy.tokenizer,
+                peft_config=arguments.peft_config,
+            )
+        experiment.evaluate("before")
+        if isinstance(config, SAOConfig):
+            experiment.pretrain_critic(trainer, train_env)
+        experiment.train(trainer)
+        experiment.evaluate("after")
+    return experiment.exit_code
