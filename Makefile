@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,docker,service,shop,dev
+EXTRAS ?= train,docker,service,shop,math,dev
 ARGS ?=
 # Processes of `make test`.
 WORKERS ?= 2

@@ -35,6 +35,8 @@ _BUILT_IN = {
     "Echo-v0": "agentenv.testing:EchoEnv",
     "GuessNumber-v0": "agentenv_envs.text:GuessNumberEnv",
     "KeyDoor-v0": "agentenv_envs.text:KeyDoorEnv",
+    "Math-v0": "agentenv_envs.math_reasoning:MathEnv",
+    "MathPython-v0": "agentenv_envs.math_reasoning:MathPythonEnv",
     "SWE-v0": "agentenv_envs.swe:SWEEnv",
     "ShopSimulator-MultiTurn-v0": "agentenv_envs.shop:ShopMultiTurnEnv",
     "ShopSimulator-Persona-v0": "agentenv_envs.shop:ShopPersonaEnv",

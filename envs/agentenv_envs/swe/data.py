@@ -10,22 +10,16 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from agentenv.errors import MissingExtraError, UsageError
+from agentenv.errors import UsageError
+from agentenv_envs.rows import read_rows
 
 from .fields import RowError
 from .schemas import image_name_of, parse_task
 from .task import RefusedRow, SWETask
 
 __all__ = ["RefusedRow", "SWETask", "image_name_of", "load_tasks", "parse_task"]
-
-_FILE_KINDS = (".jsonl", ".json", ".parquet")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def load_tasks(
@@ -49,28 +43,7 @@ def load_tasks(
         MissingExtraError: Parquet or a hub name without `pyarrow` or `datasets`.
     """
     name = str(source)
-    path = Path(source).expanduser()
-    rows: Iterable[tuple[str, Any]]
-    if path.is_file():
-        if path.suffix not in _FILE_KINDS:
-            raise UsageError(
-                f"{name}: unknown kind of file {path.suffix!r}; allowed: {', '.join(_FILE_KINDS)}"
-            )
-        rows = _local_rows(path)
-        if split is not None:
-            rows = (
-                (where, row)
-                for where, row in rows
-                if not isinstance(row, dict) or row.get("split", split) == split
-            )
-    elif path.is_dir():
-        raise UsageError(
-            f"{name}: is a directory; give one file ({', '.join(_FILE_KINDS)}) or a hub name owner/name"
-        )
-    elif path.suffix in _FILE_KINDS or not _HUB_NAME.fullmatch(name):
-        raise UsageError(f"{name}: no such file")
-    else:
-        rows = _hub_rows(name, split)
+    rows = read_rows(source, split)
     tasks: list[SWETask] = []
     seen: dict[str, str] = {}
     first: RowError | None = None
@@ -93,65 +66,3 @@ def load_tasks(
     if not tasks:
         raise UsageError(f"{name}: holds no rows" + (f" of split {split!r}" if split is not None else ""))
     return tasks
-
-
-def _local_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: can't be read as UTF-8 text: {error}") from None
-    if path.suffix == ".json":
-        rows = _decode(text, f"{path}")
-        if not isinstance(rows, list):
-            raise UsageError(f"{path}: must hold an array of rows, got {type(rows).__name__}")
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
-        return
-    # Only line feeds end a row: JSON strings may hold U+2028 and other characters that str.splitlines
-    # breaks at.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield f"line {number}", _decode(line, f"{path}: line {number}")
-
-
-def _decode(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # also integers of more digits than Python reads
-        raise UsageError(f"{where}: is not JSON: {error}") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "train") from None
-    try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UsageError(f"{path}: can't be read as Parquet: {error}") from None
-    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
-
-
-def _hub_rows(name: str, split: str | None) -> Iterable[tuple[str, Any]]:
-    try:
-        import datasets
-    except ImportError:
-        raise MissingExtraError("datasets", "train") from None
-    chosen, splits = split or "test", []
-    # The hub's client raises errors of many libraries (HTTP, files, its own); to the user all are one.
-    try:
-        if split is None:
-            splits = list(datasets.get_dataset_split_names(name))
-            if len(splits) == 1:
-                chosen = splits[0]
-        rows = datasets.load_dataset(name, split=chosen)
-    except Exception as error:
-        there = f"; there are: {', '.join(splits)}" if splits else ""
-        raise UsageError(
-            f"{name}: split {chosen!r} can't be loaded from the hub: {type(error).__name__}: {error}{there}"
-        ) from error
-    return ((f"row {number}", dict(row)) for number, row in enumerate(rows, 1))

@@ -1,0 +1,164 @@
+r"""How an agent of MathPython-v0 speaks: `block` (python blocks) and `tools` (function calls in JSON).
+
+Invariants:
+- what is written last counts: a final `\boxed{}` behind the code ends the episode and the code is not run; in front of
+  the code it is a thought;
+- reasoning up to `</think>` is neither code nor answer;
+- an action that can't be understood is `Malformed`: reading never raises.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from agentenv.errors import UsageError
+from agentenv_envs.swe.protocols import Malformed
+from agentenv_envs.swe.protocols.base import after_thinking
+from agentenv_envs.swe.protocols.functions import Function, Parameter
+from agentenv_envs.swe.protocols.tools import TOOL_CALL_FORM, as_tool_call, parse_tool_calls, tool_response
+
+from .boxed import last_boxed
+
+__all__ = ["MAX_CODE_CHARS", "PYTHON", "SPEECHES", "Answer", "Programs", "Speech", "open_speech"]
+
+MAX_CODE_CHARS: Final = 100_000
+MAX_CALLS: Final = 4
+"""Function calls in one turn."""
+
+PYTHON: Final = Function(
+    "python",
+    "Run a Python program in a new interpreter, with the standard library and no input; what it prints comes back.",
+    (Parameter("code", "The program.", required=True),),
+)
+_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL)
+_END_OF_CALL: Final = "</tool_call>"
+_RULES: Final = (
+    "Each program has a new interpreter, the standard library, and no input; what it prints comes back. "
+    r"When you know the answer, write it in \boxed{}, without a program. Problem: "
+)
+_BLOCK_INSTRUCTION: Final = (
+    f"Solve the problem. Each turn, you can run a program:\n```python\nCODE\n```\n{_RULES}"
+)
+_TOOLS_INSTRUCTION: Final = (
+    "Solve the problem. This is the function that you can call, as JSON schema:\n"
+    f"<tools>\n{json.dumps(PYTHON.schema())}\n</tools>\n"
+    f"Each turn, you can call it once (or up to {MAX_CALLS} times), in this form:\n{TOOL_CALL_FORM}\n{_RULES}"
+)
+_EMPTY_BOX: Final = r"the box of the final answer is empty; write \boxed{ANSWER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The final answer: what stands in the box."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What a turn runs, in its order; at least one."""
+
+    codes: tuple[str, ...]
+
+
+class Speech(Protocol):
+    """A form of programs and of what comes back."""
+
+    name: str
+    instruction: str
+    """Stands before the problem."""
+    tools: Sequence[dict[str, Any]]
+    """JSON schemas in the form that chat templates take as `tools`; empty where no function is called."""
+
+    def read(self, action: str) -> Answer | Programs | Malformed:
+        """What an action asks for; never raises."""
+
+    def write(self, code: str) -> str:
+        """The action that runs a program."""
+
+    def tell(self, outputs: Sequence[str]) -> str:
+        """What the agent hears of its programs, in their order, or of an action that was not understood."""
+
+
+class BlockSpeech:
+    """Python between fences. Several blocks of one turn are one program."""
+
+    name = "block"
+    instruction = _BLOCK_INSTRUCTION
+    tools: Sequence[dict[str, Any]] = ()
+
+    def read(self, action: str) -> Answer | Programs | Malformed:
+        text = after_thinking(action)
+        codes: list[str] = []
+        end = 0
+        for block in _BLOCK.finditer(text):
+            codes.append(block[1].removesuffix("\n"))
+            end = block.end()
+        if (answer := _answer(text[end:])) is not None:
+            return answer
+        if not codes:
+            return Malformed(
+                r"write a program as ```python, line break, CODE, line break, ```, or the final answer in \boxed{}"
+            )
+        return _checked(["\n".join(codes)])
+
+    def write(self, code: str) -> str:
+        return f"```python\n{code}\n```"
+
+    def tell(self, outputs: Sequence[str]) -> str:
+        return "\n".join(outputs)
+
+
+class ToolsSpeech:
+    """Calls of the function `python`; see `agentenv_envs.swe.protocols.tools` for their form."""
+
+    name = "tools"
+    instruction = _TOOLS_INSTRUCTION
+    tools: Sequence[dict[str, Any]] = (PYTHON.schema(),)
+
+    def read(self, action: str) -> Answer | Programs | Malformed:
+        text = after_thinking(action)
+        if (answer := _answer(text[text.rfind(_END_OF_CALL) + 1 :])) is not None:
+            return answer
+        calls = parse_tool_calls(action, (PYTHON,), most=MAX_CALLS)
+        if isinstance(calls, Malformed):
+            return Malformed(rf"{calls.reason}{chr(10)}or the final answer in \boxed{{}}")
+        return _checked([arguments["code"] for _, arguments in calls])
+
+    def write(self, code: str) -> str:
+        return as_tool_call(PYTHON.name, code=code)
+
+    def tell(self, outputs: Sequence[str]) -> str:
+        return "\n".join(map(tool_response, outputs))
+
+
+SPEECHES: Final[Mapping[str, Callable[[], Speech]]] = {"block": BlockSpeech, "tools": ToolsSpeech}
+
+
+def open_speech(name: str) -> Speech:
+    """The form of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in SPEECHES:
+        raise UsageError(f"protocol is {name!r}; allowed are: {', '.join(SPEECHES)}")
+    return SPEECHES[name]()
+
+
+def _answer(text: str) -> Answer | Malformed | None:
+    found = last_boxed(text)
+    if found is None:
+        return None
+    return Answer(found[1]) if found[1] else Malformed(_EMPTY_BOX)
+
+
+def _checked(codes: Sequence[str]) -> Programs | Malformed:
+    for code in codes:
+        if not code.strip():
+            return Malformed("the program is empty")
+        if len(code) > MAX_CODE_CHARS:
+            return Malformed(f"the program has {len(code)} characters; at most {MAX_CODE_CHARS} are allowed")
+    return Programs(tuple(codes))
