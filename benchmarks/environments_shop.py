@@ -3,7 +3,7 @@
     python benchmarks/environments_shop.py --json shop.json --check
 
 `ShopSimulator-SingleTurn-v0` on the synthetic shop of 20,040 products, with its oracle (search, product, options,
-purchase; 4.6 actions in the mean) and with its random policy (about 18). Figures are episodes per second of processor
+purchase; 4.6 actions in the mean) and with its random policy (about 17). Figures are episodes per second of processor
 time, so that other work on the machine changes little; the time by the clock is printed too. A first pass, in which
 tables of the kinds of goods are made, is told by itself.
 
@@ -85,7 +85,6 @@ class UsualShop(ShopSingleTurnEnv):
                     product.title,
                     *product.category,
                     product.shop,
-                    *product.attributes,
                     *(value for option in product.options for value in option.values),
                 )
             )

@@ -30,7 +30,7 @@ __all__ = ["Catalogue", "CatalogueSpec", "TaskSource", "load_catalogue"]
 
 _KEPT: Final = 2
 """The latest so many catalogues stay although no environment holds them."""
-_SYNTHETIC_FORM: Final = 1
+_SYNTHETIC_FORM: Final = 2
 """Of generator and words: part of the key."""
 
 
@@ -157,6 +157,6 @@ def _index(spec: CatalogueSpec, key: str, products: Sequence[Product]) -> Search
 
 
 def _text(product: Product) -> str:
-    """What is searched."""
+    """What is searched: not the attributes, which take a look at the product."""
     options = (value for option in product.options for value in option.values)
-    return " ".join((product.title, *product.category, product.shop, *product.attributes, *options))
+    return " ".join((product.title, *product.category, product.shop, *options))

@@ -64,6 +64,7 @@ class ShopEnv(BaseEnv):
     policies: ClassVar[Mapping[str, str]] = {
         "oracle": "agentenv_envs.shop.policies:Oracle",
         "random": "agentenv_envs.shop.policies:Random",
+        "scripted": "agentenv_envs.shop.policies:Scripted",
     }
     _persona: ClassVar[bool] = False
     _multi_turn: ClassVar[bool] = False

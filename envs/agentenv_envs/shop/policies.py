@@ -1,15 +1,18 @@
-"""Baselines: one that knows what to buy, and one that does what the page offers, by chance.
+"""Baselines: one that knows what to buy, one that takes the first good match, and one that clicks by chance.
 
 Invariants:
 - The oracle plays through the pages like anybody else: what it knows is the product that the wish was made from.
-- The random policy knows the page that is open and the words of the first observation.
+- The random policy knows the page that is open and the words of the first observation; the scripted one reads
+  observations and nothing else.
 """
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from .env import ShopEnv
 from .records import Product
@@ -17,7 +20,12 @@ from .reward import matches
 from .search import tokens
 from .session import BUY
 
-__all__ = ["Oracle", "Random"]
+__all__ = ["Oracle", "Random", "Scripted"]
+
+_PRODUCT: Final = re.compile(r"^(\S+) \| .* \| ([\d.]+)$", re.MULTILINE)
+_OPTION: Final = re.compile(r"^(?!Chosen:|Buttons:|Shopper:|Wish:)([^:|\n]+): (.*)$", re.MULTILINE)
+_PRICE: Final = re.compile(r" \([\d.]+\)$")
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Oracle:
@@ -97,3 +105,60 @@ class Random:
         if self._env.multi_turn and self._rng.random() < 0.1:
             return "ask[What else?]"
         return self._rng.choice(offered)
+
+
+class Scripted:
+    """A fixed strategy without the answer: ask until nothing is left, search what was heard, open the first product
+    that keeps within the budget, choose the options that were named, buy. It never looks at a product's attributes.
+
+    Args:
+        env: of no use here.
+        seed: of no use here.
+    """
+
+    def __init__(self, env: Any, seed: int) -> None:
+        del env, seed
+        self._heard = ""
+        self._asking = False
+        self._chosen: set[str] = set()
+
+    def begin(self, observation: str, info: Mapping[str, Any]) -> None:
+        """Take note of the wish, and of who has it."""
+        del info
+        _, _, self._heard = observation.partition("\n")
+        self._heard = self._heard.rpartition("\n")[0]
+        self._asking = "ask[" in observation
+        self._chosen = set()
+
+    def act(self, observation: str) -> str:
+        """The next action."""
+        if self._asking:
+            last = observation.partition("Shopper: ")[2] if observation.startswith("Shopper: ") else ""
+            if last and last not in self._heard:
+                self._heard = f"{self._heard} {last}"
+            elif last:
+                self._asking = False
+            if self._asking:
+                return "ask[Anything else?]"
+        products = _PRODUCT.findall(observation)
+        if observation.startswith("Results"):
+            fitting = [id for id, price in products if float(price) <= self._budget()]
+            return f"click[{(fitting or [products[0][0]])[0]}]"
+        if products:
+            for axis, values in _OPTION.findall(observation):
+                for value in values.split(" / "):
+                    value = _PRICE.sub("", value)
+                    if axis not in self._chosen and _said(value, self._heard):
+                        self._chosen.add(axis)
+                        return f"click[{axis}: {value}]"
+            return f"click[{BUY}]"
+        return f"search[{' '.join(tokens(self._heard))}]"
+
+    def _budget(self) -> float:
+        """The highest number that was heard: sizes are smaller, as a rule."""
+        return max(map(float, _NUMBER.findall(self._heard)), default=math.inf)
+
+
+def _said(value: str, text: str) -> bool:
+    """Whether a text has all words of a value, next to each other."""
+    return f" {' '.join(tokens(value))} " in f" {' '.join(tokens(text))} "

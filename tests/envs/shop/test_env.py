@@ -71,6 +71,20 @@ def test_the_random_policy_only_does_what_the_page_offers(env: ShopEnv) -> None:
             assert info["action_valid"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_first_good_match_is_often_wrong_and_never_against_the_rules(
+    name: str, language: str, play: Play
+) -> None:
+    env = agentenv.make(name, split="heldout", language=language)
+    scripted = make_baseline(env, "scripted", 0)
+    ends = [play(env, seed=seed, policy=scripted) for seed in range(150)]
+    assert 30 <= sum(info["success"] for info in ends) <= 75
+    assert not any(info["metrics"]["invalid_actions"] or info["truncated"] for info in ends)
+    if name == "ShopSimulator-MultiTurn-v0":
+        assert all(4 <= info["metrics"]["questions"] <= 12 for info in ends)
+
+
 @pytest.mark.parametrize(
     "spelling",
     [
