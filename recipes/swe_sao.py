@@ -23,7 +23,6 @@ from agentenv_envs.swe.sandbox import SharedBackend, open_backend, reap_in_backg
 if __name__ == "__main__":
     reap_in_background()  # what a killed run left need not wait for the imports below: they take seconds
 
-from agentenv.report import Progress
 from agentenv_envs import swe
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
@@ -36,6 +35,7 @@ from agentenv_trainers.recipe import (
     find_environment,
     layered_defaults,
     run_recipe,
+    show_lines,
 )
 from agentenv_trainers.rollout_settings import setting
 from agentenv_trainers.sao import SAOConfig
@@ -123,16 +123,10 @@ def evaluation_tasks(arguments: SWEArguments) -> str:
 
 def make_base_image(client: Any) -> None:
     """Make the image of the sandboxes where the engine lacks it, with progress: episodes would not wait that long."""
-    lines = 0
-
-    def show(line: str) -> None:
-        nonlocal lines
-        lines += 1
-        progress.update(lines, {"now": line})
-
-    with Progress() as progress:
-        progress.stage("making the image of the sandboxes, once a machine", unit="line")
-        ensure_base_image(client, progress=show)
+    show_lines(
+        "making the image of the sandboxes, once a machine",
+        lambda show: ensure_base_image(client, progress=show),
+    )
 
 
 def environments(

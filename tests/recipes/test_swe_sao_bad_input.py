@@ -7,6 +7,7 @@ import json
 import pytest
 
 from agentenv.errors import UsageError
+from agentenv.report import Progress
 from agentenv_trainers.recipe import run_recipe
 
 DIFF = "--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-old\n+new\n"
@@ -150,6 +151,6 @@ def test_an_image_that_can_not_be_made_is_told_before_anything_is_written(
     monkeypatch.setattr(swe_sao, "environments", lambda *_: (None, None))
     monkeypatch.setattr(swe_sao, "ensure_base_image", no_image)
     shown = []
-    monkeypatch.setattr(swe_sao.Progress, "update", lambda self, done, values: shown.append((done, values)))
+    monkeypatch.setattr(Progress, "update", lambda self, done, values: shown.append((done, values)))
     assert refused("--model", tiny_policy) == "error: debootstrap is not there"
     assert shown == [(1, {"now": "building from Debian packages"})]

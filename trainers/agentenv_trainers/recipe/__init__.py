@@ -5,10 +5,11 @@ A recipe is a short script over this: it names environment and default settings 
 
 from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse, parse_json_object
 from agentenv_trainers.recipe.command import run_recipe
+from agentenv_trainers.recipe.data_sets import DataSetArguments
 from agentenv_trainers.recipe.experiment import Experiment
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.results import evaluation_result
-from agentenv_trainers.recipe.sandboxes import Sandboxes
+from agentenv_trainers.recipe.sandboxes import Sandboxes, show_lines
 from agentenv_trainers.recipe.sources import (
     EnvFactory,
     Policy,
@@ -22,6 +23,7 @@ from agentenv_trainers.recipe.training import OWN_MODEL, Recipe, Setup, layered_
 
 __all__ = [
     "OWN_MODEL",
+    "DataSetArguments",
     "EnvFactory",
     "Experiment",
     "Interrupted",
@@ -42,5 +44,6 @@ __all__ = [
     "parse",
     "parse_json_object",
     "run_recipe",
+    "show_lines",
     "split_setup",
 ]

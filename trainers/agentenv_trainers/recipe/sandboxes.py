@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from agentenv.report import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,25 @@ class Sandboxes(Protocol):
     def close(self) -> None:
         """Remove all of them."""
         ...
+
+
+def show_lines(stage: str, work: Callable[[Callable[[str], None]], Any]) -> None:
+    """Do something long that tells where it is in lines of text, such as the making of an image, and show them.
+
+    Args:
+        stage: what is going on.
+        work: takes what is called with each line.
+    """
+    lines = 0
+
+    def show(line: str) -> None:
+        nonlocal lines
+        lines += 1
+        progress.update(lines, {"now": line})
+
+    with Progress() as progress:
+        progress.stage(stage, unit="line")
+        work(show)
 
 
 def close_sandboxes(sandboxes: Sandboxes | None) -> int | None:

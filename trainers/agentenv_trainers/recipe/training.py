@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from agentenv.errors import UsageError
 from agentenv.inference import LLMProxy
 from agentenv.report import RunDirectory
 from agentenv.rollout import AsyncController
@@ -93,6 +94,7 @@ class Recipe:
         defaults: settings below what the user set, see :func:`layered_defaults`.
         set_up: finds the environments; called on the main process alone.
         description: first part of ``--help``.
+        stand_in: folder of a policy that stands in for ``--smoke`` where ``embedded_policy`` is not there.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Recipe:
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     set_up: Callable[[Parsed[Any, Any]], Setup]
     description: str | None
+    stand_in: Path | None = None
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the recipe; returns the exit code.
@@ -160,9 +163,15 @@ class Recipe:
         if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
             # More make its small matrices slower, several times so on a busy machine.
             torch.set_num_threads(1)
-        policy = load_policy(
-            arguments.model, embedded=self.embedded_policy, model_options=config.model_init_kwargs
-        )
+        embedded = self.embedded_policy
+        if self.stand_in is not None and not (embedded / "config.json").is_file():
+            embedded = self.stand_in
+            if arguments.model == "embedded" and not arguments.smoke:
+                raise UsageError(
+                    f"--model embedded: no policy for {self.name} ships with this version: name a model (--smoke runs "
+                    "with one of another environment)"
+                )
+        policy = load_policy(arguments.model, embedded=embedded, model_options=config.model_init_kwargs)
         config.model_init_kwargs = None
         arguments.check_layers(policy.model)
         fit_context(config, policy, parsed.given)
@@ -208,6 +217,8 @@ def split_setup(
     *,
     train: Mapping[str, Any] | None = None,
     held_out: Mapping[str, Any] | None = None,
+    sandboxes: Sandboxes | None = None,
+    before_start: Callable[[], None] | None = None,
 ) -> Setup:
     """The set-up of a recipe whose environment needs nothing but its splits.
 
@@ -218,6 +229,8 @@ def split_setup(
         train: its arguments for training, ``{"split": "train"}`` unless given otherwise.
         held_out: its arguments for evaluation over those for training, ``{"split": "heldout"}`` unless given
             otherwise.
+        sandboxes: see :class:`Setup`, as the next.
+        before_start: likewise.
 
     Raises:
         UsageError: the environment cannot be made.
@@ -234,6 +247,8 @@ def split_setup(
         find_environment(env_id, options | arguments.env_options),
         find_environment(env_id, eval_options | arguments.eval_env_options),
         eval_tasks,
+        sandboxes,
+        before_start,
     )
 
 
