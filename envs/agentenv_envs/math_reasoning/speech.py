@@ -32,7 +32,7 @@ PYTHON: Final = Function(
     "Run a Python program in a new interpreter, with the standard library and no input; what it prints comes back.",
     (Parameter("code", "The program.", required=True),),
 )
-_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```[ \t]*(?i:python3?|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
 _END_OF_CALL: Final = "</tool_call>"
 _RULES: Final = (
     "Each program has a new interpreter, the standard library, and no input; what it prints comes back. "

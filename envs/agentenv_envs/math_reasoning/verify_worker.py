@@ -63,7 +63,8 @@ def _load() -> Any:
     logging.disable(logging.CRITICAL)
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # As an expression, and only as a whole: the library's other way takes a number out of any text around it.
+    # As LaTeX, and only as a whole: the library's other way takes a number out of any text around it, and evaluates it
+    # as Python.
     config = [LatexExtractionConfig(boxed_match_priority=0)]
 
     def read(text: str) -> Any:

@@ -169,6 +169,12 @@ def test_turns_are_limited_and_the_last_one_is_announced(local: MathPythonEnv) -
         local.step(block("print(1)"))
 
 
+@pytest.mark.parametrize("fence", ["```python", "```Python", "```py", "``` python3 ", "```PYTHON\r"])
+def test_a_block_is_one_in_any_case_and_spacing(local: MathPythonEnv, fence: str) -> None:
+    local.reset(seed=0)
+    assert local.step(f"{fence}\nprint(6 * 7)\n```")[0] == "42"
+
+
 def test_what_is_written_last_counts(local: MathPythonEnv) -> None:
     local.reset(seed=0)
     code = block("print('ran')")

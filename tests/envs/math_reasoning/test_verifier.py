@@ -1,5 +1,6 @@
 """Answers of data sets: compared by math-verify, in bounded time and memory, from any thread."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -89,6 +90,15 @@ def test_what_never_ends_is_stopped_and_wrong_and_the_next_answer_is_graded(
 )
 def test_what_is_huge_or_deep_is_wrong_in_bounded_time(verifier: Verifier, answer: str) -> None:
     assert not grade_answer(task("3"), answer, verifier=verifier).correct
+
+
+def test_an_answer_is_not_run_as_python(verifier: Verifier, tmp_path: Path) -> None:
+    for path in ("a", "b", "c"):
+        code = f"__import__('os').mkdir('{tmp_path}/{path}')"
+        for answer in (code, rf"\text{{{code}}}", rf"x = {code}", rf"{code} = 1"):
+            assert not verifier.equal("3", answer).equal
+            assert not verifier.equal(answer, "3").equal
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_is_bounded() -> None:
@@ -181,6 +191,25 @@ def test_the_processes_end_with_a_parent_that_was_killed() -> None:
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_forked_child_has_processes_of_its_own() -> None:
+    pytest.importorskip("math_verify")
+    assert module.shared_verifier().equal("2x", "x+x").equal
+    mine = {process._process.pid for process in module.shared_verifier()._all}
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def child() -> None:
+        equal = module.shared_verifier().equal("2x", "x+x").equal
+        queue.put((equal, {process._process.pid for process in module.shared_verifier()._all}))
+
+    process = context.Process(target=child)
+    process.start()
+    equal, its = queue.get()
+    process.join()
+    assert equal and process.exitcode == 0 and not its & mine
+    assert module.shared_verifier().equal("2x", "x+x").equal
 
 
 def test_it_works_off_the_main_thread(verifier: Verifier) -> None:
