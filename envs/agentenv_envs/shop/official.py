@@ -17,24 +17,20 @@ Invariants:
 from __future__ import annotations
 
 import difflib
-import gzip
-import io
-import json
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from agentenv.errors import UsageError
 
+from .json_files import kind_of, read_records
 from .records import Need, Option, Product, Task, price_of
 from .reward import matches
 
-__all__ = ["FILE_KINDS", "OfficialTasks", "read_catalogue"]
+__all__ = ["OfficialTasks", "read_catalogue"]
 
-FILE_KINDS: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 _TAGS: Final = ("train", "eval")
 _REQUIRED: Final = (
     "asin",
@@ -105,7 +101,7 @@ def read_catalogue(path: Path) -> tuple[list[Product], dict[str, list[Task]]]:
     """Read an official file.
 
     Args:
-        path: a file of one of `FILE_KINDS`.
+        path: see `json_files.read_records`.
 
     Returns:
         products in the file's order, and by split the wishes.
@@ -118,7 +114,7 @@ def read_catalogue(path: Path) -> tuple[list[Product], dict[str, list[Task]]]:
     tasks: dict[str, list[Task]] = {tag: [] for tag in _TAGS}
     first: dict[str, str] = {}
     texts: dict[str, str] = {}
-    for where, record in _records(path):
+    for where, record in read_records(path):
         try:
             product = _product(record, texts)
             if product.id in first:
@@ -134,61 +130,6 @@ def read_catalogue(path: Path) -> tuple[list[Product], dict[str, list[Task]]]:
     if not products:
         raise UsageError(f"{path}: it holds no product")
     return products, tasks
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each record stands, and the record."""
-    if not path.name.endswith(FILE_KINDS):
-        raise UsageError(f"{path}: unknown kind of file; allowed: {', '.join(FILE_KINDS)}")
-    raw: Any
-    try:
-        raw = gzip.open(path) if path.name.endswith(".gz") else path.open("rb")  # noqa: SIM115
-        with io.TextIOWrapper(raw, encoding="utf-8-sig") as text:
-            if path.name.removesuffix(".gz").endswith(".jsonl"):
-                yield from _lines(path, text)
-            else:
-                yield from _array(path, text.read())
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"{path}: damaged gzip: {error}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-
-
-def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(text, 1):
-        if line.strip():
-            where = f"line {number}"
-            yield where, _object(path, where, _parse(path, line, number - 1))
-
-
-def _array(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = _parse(path, text, 0)
-    if not isinstance(rows, list):
-        raise UsageError(
-            f"{path}: a JSON array of products is needed, not {_kind(rows)}; one object a line goes by .jsonl"
-        )
-    for number, row in enumerate(rows):
-        where = f"record {number}"
-        yield where, _object(path, where, row)
-
-
-def _parse(path: Path, text: str, lines_before: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{path}: line {lines_before + error.lineno}, column {error.colno}: no JSON: {error.msg}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: after line {lines_before}: JSON that can't be read: {error}") from None
-
-
-def _object(path: Path, where: str, row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise UsageError(f"{path}: {where}: an object is needed, not {_kind(row)}")
-    return row
 
 
 def _product(record: dict[str, Any], texts: dict[str, str]) -> Product:
@@ -223,11 +164,11 @@ def _options(value: Any, shared: Any) -> Iterator[Option]:
     if value is None:
         return
     if not isinstance(value, dict):
-        raise _FieldError(f"customization_options must be an object of lists, got {_kind(value)}")
+        raise _FieldError(f"customization_options must be an object of lists, got {kind_of(value)}")
     for axis, entries in value.items():
         name = f"customization_options[{axis!r}]"
         if not isinstance(entries, list):
-            raise _FieldError(f"{name} must be a list of {{value, price}}, got {_kind(entries)}")
+            raise _FieldError(f"{name} must be a list of {{value, price}}, got {kind_of(entries)}")
         offered: dict[str, float | None] = {}
         for entry in entries:
             if isinstance(entry, dict):
@@ -247,11 +188,11 @@ def _wishes(record: dict[str, Any], product: Product) -> Iterator[Task]:
     if wishes is None:
         return
     if not isinstance(wishes, list):
-        raise _FieldError(f"instructions must be a list of objects, got {_kind(wishes)}")
+        raise _FieldError(f"instructions must be a list of objects, got {kind_of(wishes)}")
     for number, wish in enumerate(wishes):
         name = f"instructions[{number}]"
         if not isinstance(wish, dict):
-            raise _FieldError(f"{name} must be an object, got {_kind(wish)}")
+            raise _FieldError(f"{name} must be an object, got {kind_of(wish)}")
         _check_names(wish, _WISH_REQUIRED, _WISH_KNOWN, name)
         if "options" not in wish and "instruction_options" not in wish:
             raise _FieldError(f"{name} has neither options nor instruction_options")
@@ -327,7 +268,9 @@ def _prices(value: Any, name: str) -> list[float]:
         except OverflowError:
             found = [math.inf]
     else:
-        raise _FieldError(f"{name} must be a number, a text with one, or a list of these, got {_kind(value)}")
+        raise _FieldError(
+            f"{name} must be a number, a text with one, or a list of these, got {kind_of(value)}"
+        )
     for price in found:
         if not 0.0 < price < 1e12:
             raise _FieldError(f"{name} must be above 0 and finite, got {value!r}")
@@ -350,7 +293,7 @@ def _texts(value: Any, name: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str | int | float) for item in value):
-        raise _FieldError(f"{name} must be a list of texts, got {_kind(value)}")
+        raise _FieldError(f"{name} must be a list of texts, got {kind_of(value)}")
     return [text for item in value if (text := " ".join(str(item).split()))]
 
 
@@ -370,8 +313,3 @@ def _check_names(
         for close in difflib.get_close_matches(str(field).casefold(), known, n=1, cutoff=0.8):
             if close not in record:
                 raise _FieldError(f"{where}unknown field {field!r}; did you mean {close!r}?")
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -134,12 +134,19 @@ def test_a_broken_record_is_refused_by_line_and_field(
     ("name", "content", "message"),
     [
         ("items.csv", b"asin,title", "unknown kind of file; allowed: .json, "),
-        ("items.json", b'[\n{"asin": 1},\n{oops}]', "line 3, column 2: no JSON"),
-        ("items.json", b'{"asin": 1}', "a JSON array of products is needed, not an object"),
+        ("items.json", b"[\n\n{oops}]", "line 3, column 2: no JSON"),
+        ("items.json", b'{"asin": 1}', "line 1: a JSON array of products is needed"),
+        ("items.json", b"\n ", "line 2: a JSON array of products is needed"),
+        ("items.json", b"[", "line 1, column 2: no JSON"),
+        ("items.json", b"[3 4]", "record 0"),
+        ("items.json", b'[{"asin": 1},]', "the field 'title' is missing"),
         ("items.json", b"[]", "it holds no product"),
-        ("items.json", b"[3]", "record 0: an object is needed, not a number"),
+        ("items.json", b"[3]", r"line 1 \(record 0\): an object is needed, not a number"),
         ("items.jsonl", b'\n{"asin": 1', "line 2, column"),
-        ("items.jsonl", b"\xff\xfe", "not UTF-8 at byte 0"),
+        ("items.jsonl", b'{"asin": 1} 2', "line 1: no JSON: something stands after the object"),
+        ("items.json", b'[\n"\xff"]', "line 2: not UTF-8"),
+        ("items.jsonl", b"\n1" + b"1" * 5000, "line 2: JSON that can't be read"),
+        ("items.jsonl", b"\xff\xfe", "line 1: not UTF-8"),
         ("items.json", b"[" * 200_000, "JSON that can't be read"),
         ("items.json.gz", b"not gzip at all", "damaged gzip"),
         ("items.json.gz", gzip.compress(b"[1, 2]" * 999)[:-20], "damaged gzip"),
@@ -195,3 +202,34 @@ def test_two_files_of_the_same_content_are_one_catalogue(official: Write, record
     assert load_catalogue(CatalogueSpec(data=str(one))) is load_catalogue(CatalogueSpec(data=str(other)))
     one.write_text(json.dumps(record(5)), encoding="utf-8")
     assert len(load_catalogue(CatalogueSpec(data=str(one))).products) == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ("", r"line 4: no JSON: ',' or '\]' is missing after line 3 \(record 1\)"),
+        (",", "line 4, column 1: no JSON"),
+        (",]", "line 3: no JSON: a record is missing after ','"),
+        ("] x", "line 3: no JSON: something stands after the array"),
+        (",{]", "line 3, column"),
+    ],
+)
+def test_an_array_that_ends_badly_is_refused_by_line(
+    tmp_path: Path, record: Record, ending: str, message: str
+) -> None:
+    rows = ",\n".join(json.dumps(record(number)) for number in range(2))
+    (tmp_path / "items.json").write_text(f"[\n{rows}{ending}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=message):
+        read_catalogue(tmp_path / "items.json")
+
+
+def test_a_broken_record_of_an_array_is_refused_by_line_and_number(tmp_path: Path, record: Record) -> None:
+    rows = [json.dumps(record(number), indent=1) for number in range(2)]
+    rows.append(json.dumps(record(2, tag="x"), indent=1))
+    text = "[" + ",\n".join(rows) + "]"
+    (tmp_path / "items.json").write_text(text, encoding="utf-8")
+    line = 1 + text.count("\n", 0, text.index(rows[2]))
+    with pytest.raises(
+        UsageError, match=rf"items\.json: line {line} \(record 2\): tag must be one of train, eval"
+    ):
+        read_catalogue(tmp_path / "items.json")
