@@ -140,8 +140,18 @@ def load_tasks(
     if not tasks and refused:
         raise UsageError(f"{name}: no row can be a task; the first: {refused[0].row}: {refused[0].reason}")
     if not tasks:
-        raise UsageError(f"{name}: holds no rows" + (f" of split {split!r}" if split is not None else ""))
+        which = "" if split is None else f" of split {split!r}{_splits_of(source, config)}"
+        raise UsageError(f"{name}: holds no rows{which}")
     return list(tasks.values())
+
+
+def _splits_of(source: str | Path, config: str | None) -> str:
+    """What a file's rows say of their splits, for a message; empty for what is no file."""
+    if not Path(source).expanduser().is_file():
+        return ""
+    rows = (row for _, row in read_rows(source, config=config) if isinstance(row, dict))
+    splits = sorted({str(row["split"]) for row in rows if row.get("split") is not None})
+    return f"; there are: {', '.join(splits)}" if splits else ""
 
 
 def _own_schema(fields: Mapping[str, str]) -> Schema:

@@ -13,6 +13,7 @@ from agentenv.env import BaseEnv
 from agentenv.errors import UsageError
 from agentenv_envs.swe.protocols.base import after_thinking
 
+from .arguments import check_text
 from .boxed import last_boxed
 from .grading import grade_answer
 from .source import DataSetTasks, GeneratedTasks, TaskSource
@@ -60,6 +61,10 @@ class MathTaskEnv(BaseEnv):
         heldout_share: float,
         instruction: str,
     ) -> None:
+        for name, text in (("split", split), ("dataset", dataset), ("dataset_config", dataset_config)):
+            check_text(name, text)
+        if not isinstance(instruction, str):
+            raise UsageError(f"instruction is {instruction!r}; it has to be text, or None")
         self._source: TaskSource
         if dataset is None:
             for name, value in (("dataset_config", dataset_config), ("fields", fields)):
@@ -113,7 +118,7 @@ class MathTaskEnv(BaseEnv):
         reward = float(grade.correct)
         info: dict[str, Any] = {
             "malformed": False,
-            "answer": answer[:_SHOWN_CHARS],
+            "answer": answer[:_SHOWN_CHARS].encode("utf-8", "replace").decode("utf-8"),
             "expected": task.answer[:_SHOWN_CHARS],
             "decided_by": grade.decided_by,
         }

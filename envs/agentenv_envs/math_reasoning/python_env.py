@@ -18,6 +18,7 @@ from agentenv_envs.swe.protocols import Malformed, format_observation
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
 from agentenv_envs.swe.sandbox.base import BASE_IMAGE
 
+from .arguments import check_number, check_text, check_whole
 from .env import MathTaskEnv
 from .speech import Answer, Speech, open_speech
 
@@ -74,13 +75,11 @@ class MathPythonEnv(MathTaskEnv):
         output_chars: int = 2_000,
         memory_mb: int = 512,
     ) -> None:
-        for name, value in (
-            ("max_turns", max_turns),
-            ("tool_timeout_s", tool_timeout_s),
-            ("output_chars", output_chars),
-        ):
-            if value <= 0:
-                raise UsageError(f"{name} is {value}; it has to be above 0")
+        check_whole("max_turns", max_turns, 1, 10_000)
+        check_number("tool_timeout_s", tool_timeout_s, 0.0, 86_400.0)
+        check_whole("output_chars", output_chars, 1, 10_000_000)
+        check_whole("memory_mb", memory_mb, 16, 1 << 20)
+        check_text("image", image)
         self.speech: Speech = open_speech(protocol)
         super().__init__(
             split=split,

@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from agentenv.errors import UsageError
 
@@ -69,8 +69,11 @@ class DataSetTasks:
         fields: Mapping[str, str] | None = None,
         heldout_share: float = 0.0,
     ) -> None:
-        if not 0.0 <= heldout_share < 1.0:
-            raise UsageError(f"heldout_share is {heldout_share!r}; it has to be at least 0 and below 1")
+        number = isinstance(heldout_share, int | float) and not isinstance(heldout_share, bool)
+        if not number or not 0.0 <= heldout_share < 1.0:
+            raise UsageError(
+                f"heldout_share is {heldout_share!r}; it has to be a number of at least 0 and below 1"
+            )
         if heldout_share and split not in (None, "train", "heldout"):
             raise UsageError(f"split is {split!r}; with heldout_share there are train and heldout")
         if split == "heldout" and not heldout_share:
@@ -79,7 +82,7 @@ class DataSetTasks:
                 f"split is 'heldout': {source} has none; give heldout_share, such as 0.1, or a data set of its own"
             )
         official = None if heldout_share else split
-        tasks = list(_load_once(source, official, config, tuple(sorted((fields or {}).items()))))
+        tasks = list(_load_once(source, official, config, _frozen(fields)))
         if heldout_share:
             wanted = split == "heldout"
             tasks = [task for task in tasks if (_share(task.problem) < heldout_share) == wanted]
@@ -92,6 +95,14 @@ class DataSetTasks:
 
     def task(self, seed: int) -> MathTask:
         return self.tasks[seed % len(self.tasks)]
+
+
+def _frozen(fields: Any) -> tuple[tuple[str, str], ...]:
+    if fields is not None and not isinstance(fields, Mapping):
+        raise UsageError(
+            f"fields is {fields!r}; it maps problem and answer to names of the data set's fields"
+        )
+    return tuple(sorted((str(key), value) for key, value in (fields or {}).items()))
 
 
 def _share(problem: str) -> float:

@@ -197,6 +197,31 @@ def numbered(path: Path, count: int) -> str:
     return str(write(path, *({"problem": f"What is {n} + 0?", "answer": n, "id": n} for n in range(count))))
 
 
+def test_an_unknown_split_of_a_file_is_told_with_those_that_there_are(tmp_path: Path) -> None:
+    rows = [{**ROWS["MATH-500"], "split": split} for split in ("train", "test")]
+    path = write(tmp_path / "rows.jsonl", *rows)
+    assert len(load_tasks(path, "test")) == 1
+    with pytest.raises(UsageError, match=r"holds no rows of split 'dev'; there are: test, train"):
+        load_tasks(path, "dev")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"fields": "problem"}, "fields is 'problem'"),
+        ({"fields": {"problem": 1, "answer": "a"}}, "fields: 'problem': 1"),
+        ({"heldout_share": "0.1"}, "heldout_share is '0.1'"),
+        ({"heldout_share": True}, "heldout_share is True"),
+    ],
+)
+def test_a_bad_argument_of_a_data_set_is_refused_by_name(
+    tmp_path: Path, arguments: dict[str, Any], named: str
+) -> None:
+    pytest.importorskip("math_verify")
+    with pytest.raises(UsageError, match=named):
+        MathEnv(dataset=numbered(tmp_path / "rows.jsonl", 3), **arguments)
+
+
 def test_the_first_n_seeds_are_the_n_problems_each_once(tmp_path: Path) -> None:
     source = DataSetTasks(numbered(tmp_path / "rows.jsonl", 30))
     answers = [source.task(seed).answer for seed in range(60)]

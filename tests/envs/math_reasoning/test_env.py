@@ -90,6 +90,10 @@ def test_an_instruction_of_ones_own_stands_before_the_problem() -> None:
         ({"fields": {"problem": "q", "answer": "a"}}, "fields.*name a dataset"),
         ({"dataset_config": "en"}, "dataset_config.*name a dataset"),
         ({"heldout_share": 0.1}, "heldout_share"),
+        ({"split": 3}, "split is 3; it has to be text, or None"),
+        ({"dataset": ""}, "dataset is ''"),
+        ({"instruction": 7}, "instruction is 7"),
+        ({"levels": 0}, "levels must be a list"),
     ],
 )
 def test_a_bad_argument_is_refused_by_name(arguments: dict[str, object], named: str) -> None:

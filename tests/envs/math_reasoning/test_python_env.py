@@ -263,7 +263,11 @@ def test_huge_actions_are_bounded(local: MathPythonEnv) -> None:
     [
         ({"protocol": "xml"}, "protocol is 'xml'; allowed are: block, tools"),
         ({"sandbox": "podman"}, "podman"),
-        ({"max_turns": 0}, "max_turns is 0"),
+        ({"max_turns": 0}, "max_turns is 0; it has to be a whole number from 1"),
+        ({"max_turns": "8"}, "max_turns is '8'"),
+        ({"tool_timeout_s": float("nan")}, "tool_timeout_s is nan"),
+        ({"tool_timeout_s": "1"}, "tool_timeout_s is '1'"),
+        ({"output_chars": 1.5}, "output_chars is 1.5"),
         ({"tool_timeout_s": -1.0}, "tool_timeout_s"),
         ({"output_chars": 0}, "output_chars"),
         ({"split": "test"}, "split"),
