@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _NAMESPACE = "agentenv"
 _PLUGIN_GROUP = "agentenv.envs"
 _BUILT_IN = {
+    "ALFWorld-v0": "agentenv_envs.alfworld:ALFWorldEnv",
     "Echo-v0": "agentenv.testing:EchoEnv",
     "GuessNumber-v0": "agentenv_envs.text:GuessNumberEnv",
     "KeyDoor-v0": "agentenv_envs.text:KeyDoorEnv",

@@ -1,0 +1,59 @@
+"""ALFWorld's benchmark at a small size: what it compares, what it writes, and when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("textworld")
+pytest.importorskip("alfworld")
+
+
+@pytest.fixture(scope="module")
+def alfworld(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("benchmarks/environments_alfworld.py")
+
+
+def test_figures_and_bars_are_written_and_a_missed_bar_fails(
+    alfworld: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / "alfworld.json"
+    assert alfworld.main(["--smoke", "--check", "--json", str(file)]) == 0
+    results = json.loads(file.read_text())
+    assert results["figures"]["differing answers"] == 0
+    assert results["figures"]["times"]["our step"]["number"] == 18
+    assert results["figures"]["success"]["oracle"] == 1.0
+    assert all(bar["holds"] for bar in results["bars"]) and "MISSED" not in capsys.readouterr().out
+    monkeypatch.setattr(alfworld, "alfworld_figures", lambda **_: results["figures"])
+    monkeypatch.setattr(alfworld, "RESET_MS", 0.001)
+    assert alfworld.main(["--smoke", "--check"]) == 1
+    assert alfworld.main(["--smoke"]) == 0
+
+
+def test_a_difference_between_the_engines_is_counted(
+    alfworld: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = alfworld.Engine
+    plain_command = engine.command
+
+    def command(self: object, said: str) -> object:
+        state = plain_command(self, said)
+        return state._replace(text=state.text + "!") if engine_is_fast(self) else state
+
+    def engine_is_fast(self: object) -> bool:
+        return bool(getattr(self, "is_fast", False))
+
+    monkeypatch.setattr(engine, "command", command)
+    games = [alfworld.synthetic_game(0, size="small")]
+    assert alfworld.compare(games, 4, alfworld.Clock()) == 4
+
+
+def test_sizes_out_of_range_are_refused(alfworld: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        alfworld.main(["--steps", "0"])
+    assert caught.value.code == 2
+    assert "--steps is 0, must be at least 1" in capsys.readouterr().err
