@@ -27,7 +27,7 @@ from agentenv.errors import UsageError
 
 from .json_files import kind_of, read_records
 from .records import Need, Option, Product, Task, price_of
-from .reward import matches
+from .reward import wished_values
 
 __all__ = ["OfficialTasks", "read_catalogue"]
 
@@ -231,13 +231,7 @@ def _needs(value: Any, name: str) -> Iterator[Need]:
 
 def _budget(instruction: str, product: Product, options: tuple[Need, ...]) -> tuple[float, bool]:
     """The highest price that counts as kept, and whether the instruction says it."""
-    chosen = {
-        option.axis: value
-        for option in product.options
-        for value in option.values
-        if any(matches(need.value, value) for need in options)
-    }
-    price = price_of(product, chosen)
+    price = price_of(product, wished_values(options, product))
     for found in _BUDGET.finditer(instruction):
         stated = float((found[1] or found[2]).replace(",", ""))
         if stated >= price:

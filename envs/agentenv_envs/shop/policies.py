@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .env import ShopEnv
-from .records import Product
-from .reward import matches
+from .reward import wished_values
 from .search import tokens
 from .session import BUY
 
@@ -50,7 +49,7 @@ class Oracle:
         env, session = self._env, self._env.session
         target = env.catalogue.products[env.catalogue.places[env.task.product_id]]
         if session.product == target:
-            for axis, value in self._choices(target):
+            for axis, value in wished_values(env.task.options, target).items():
                 if session.chosen.get(axis) != value:
                     return f"click[{self._button(axis, value)}]"
             return f"click[{BUY}]"
@@ -59,16 +58,6 @@ class Oracle:
         if "next page" in session.buttons():
             return "click[next page]"
         return f"search[{target.title}]"
-
-    def _choices(self, target: Product) -> list[tuple[str, str]]:
-        """Of each axis the value that the wish asks for, if it does."""
-        wanted = [need.value for need in self._env.task.options]
-        chosen: list[tuple[str, str]] = []
-        for option in target.options:
-            exact = [value for value in option.values if value in wanted]
-            close = [value for value in option.values if any(matches(want, value) for want in wanted)]
-            chosen += [(option.axis, value) for value in (exact or close)[:1]]
-        return chosen
 
     def _button(self, axis: str, value: str) -> str:
         """The name that only this value of this axis has."""

@@ -22,7 +22,7 @@ from agentenv.errors import MissingExtraError
 
 from .records import Need, Product, Task
 
-__all__ = ["REWARDS", "Score", "attribute_hit", "matches", "score"]
+__all__ = ["REWARDS", "Score", "attribute_hit", "matches", "score", "wished_values"]
 
 REWARDS: Final = ("strict", "loose", "success")
 _THRESHOLD: Final = 85.0
@@ -112,6 +112,18 @@ def attribute_hit(wanted: str, product: Product) -> bool:
     return text in product.title.casefold() or any(
         text in attribute.casefold() for attribute in product.attributes
     )
+
+
+def wished_values(options: Collection[Need], product: Product) -> dict[str, str]:
+    """Of each axis of a product the value that is wished for, if one is: the very one before one that matches."""
+    wanted = [need.value for need in options]
+    chosen: dict[str, str] = {}
+    for option in product.options:
+        exact = [value for value in option.values if value in wanted]
+        close = exact or [value for value in option.values if any(matches(want, value) for want in wanted)]
+        if close:
+            chosen[option.axis] = close[0]
+    return chosen
 
 
 def option_hit(need: Need, chosen: Collection[str]) -> bool:
