@@ -114,7 +114,7 @@ class SearchIndex:
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            self._retriever.save(str(new), show_progress=False)
+            self._retriever.save(str(new))
             stamp = {
                 "form": _FORM,
                 "key": key,
@@ -149,7 +149,7 @@ class SearchIndex:
             for name, size in stamp["bytes"].items():
                 if (folder / name).stat().st_size != size:
                     raise ValueError(f"{name} has another size than was written")
-            retriever = bm25s.BM25.load(str(folder), mmap=True, show_progress=False)
+            retriever = bm25s.BM25.load(str(folder), mmap=True)
             return cls(retriever, int(stamp["texts"]))
         except FileNotFoundError:
             return None
