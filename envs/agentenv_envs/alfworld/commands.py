@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from agentenv.errors import UsageError
 
+from .actions import command_of
 from .engine import borrow_engine, require_engine, return_engine, rules
 from .games import LAYOUT, Game, UnsolvableGameError, read_game, write_game
 from .generate import SIZES, SPLITS, synthetic_game
@@ -168,9 +169,10 @@ def _lost(game: Game) -> str:
     engine = borrow_engine()
     try:
         state = engine.begin(game)
-        for command in game.walkthrough or ():
+        for said in game.walkthrough or ():
+            command = command_of(said) or ""
             if command not in state.commands:
-                return f"{game.task_id}: command {command!r} of its walkthrough is not admissible"
+                return f"{game.task_id}: command {said!r} of its walkthrough is not admissible"
             state = engine.command(command)
         return "" if state.won else f"{game.task_id}: its walkthrough does not win"
     except UsageError as error:

@@ -50,13 +50,19 @@ def require_engine() -> None:
 
     Raises:
         MissingExtraError: it is not installed.
+        UsageError: alfworld can't make the folder of its data, which it does when it is imported.
     """
     try:
         with _calls():
-            importlib.import_module("alfworld.agents.environment.alfred_tw_env")
-            importlib.import_module("textworld.envs")
+            for module in ("fast_downward", "textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
+                importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(error.name or "alfworld", "alfworld") from error
+    except OSError as error:
+        raise UsageError(
+            f"alfworld makes the folder of its data when it is imported, and can't: {error}; set ALFWORLD_DATA to a "
+            "folder that can be written"
+        ) from error
 
 
 def rules() -> tuple[str, str]:

@@ -52,6 +52,7 @@ class ALFWorldEnv(BaseEnv):
     """
 
     worker = "process"
+    max_turns: int | None = 50
     policies: ClassVar[Mapping[str, str]] = {
         "oracle": "agentenv_envs.alfworld.policies:Oracle",
         "random": "agentenv_envs.alfworld.policies:RandomCommand",
@@ -73,7 +74,7 @@ class ALFWorldEnv(BaseEnv):
             raise UsageError(f"max_turns must be a whole number of at least 1, got {max_turns!r}")
         self.games: Games = open_games(split, data, families, size, num_games)
         require_engine()
-        self.max_turns: int = max_turns
+        self.max_turns = max_turns
         self.show_commands = show_commands
         self._cache_dir = Path(cache_dir).expanduser() if cache_dir is not None else None
         self._engine: Engine | None = None

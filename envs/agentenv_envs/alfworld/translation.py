@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import queue
 import subprocess
@@ -28,6 +29,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentenv.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "Prefetcher",
@@ -215,11 +218,14 @@ class Prefetcher:
         """Have a problem translated, if it isn't yet; returns at once."""
         key = problem_key(domain, problem)
         with self._changed:
+            if not self._is_running():  # never begun, or this is a fork of the process that began it
+                self._wanted.clear()
+                self._requests = queue.SimpleQueue()
             if key in self._cache or key in self._wanted:
                 return
             self._wanted.add(key)
             self._requests.put((key, domain, problem))
-            if self._thread is None:
+            if not self._is_running():
                 self._thread = threading.Thread(target=self._run, name="alfworld-prefetch", daemon=True)
                 self._thread.start()
 
@@ -231,7 +237,9 @@ class Prefetcher:
         """
         key = problem_key(domain, problem)
         with self._changed:
-            return self._changed.wait_for(lambda: key not in self._wanted, timeout_s)
+            return self._changed.wait_for(
+                lambda: key not in self._wanted or not self._is_running(), timeout_s
+            )
 
     def close(self) -> None:
         """End the process; idempotent."""
@@ -243,7 +251,22 @@ class Prefetcher:
             self._requests.put(None)
             thread.join()
 
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def _run(self) -> None:
+        try:
+            self._serve()
+        except (
+            OSError
+        ) as error:  # no process, or one that has gone: games are translated when they are needed
+            logger.warning("prefetching of ALFWorld's games ended: %s", error)
+        finally:
+            with self._changed:
+                self._wanted.clear()
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
         with subprocess.Popen(
             [sys.executable, "-c", code],
@@ -264,14 +287,18 @@ class Prefetcher:
 
 
 def _ask(process: subprocess.Popen[bytes], request: tuple[str, str, str]) -> bytes:
-    """A translation; empty where the process has none, or is gone."""
+    """A translation; empty where the process has none.
+
+    Raises:
+        OSError: the process has gone.
+    """
     assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
-        return process.stdout.read(int(process.stdout.readline() or b"0"))
-    except OSError:
-        return b""
+    process.stdin.write(json.dumps(request).encode() + b"\n")
+    process.stdin.flush()
+    header = process.stdout.readline()
+    if not header:
+        raise BrokenPipeError("its process has gone")
+    return process.stdout.read(int(header))
 
 
 def main() -> None:

@@ -1,9 +1,13 @@
 """The real engine: the fast one says what the unchanged one says, and leaves the process as it was."""
 
+import os
 import random
+import shutil
+import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +186,47 @@ def test_closing_ends_the_process_that_prefetches(engine: Engine) -> None:
     assert engine.begin(synthetic_game(3000)).commands
 
 
+def test_a_process_that_prefetches_may_die(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.close()
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    games = [synthetic_game(6000 + number, size="small") for number in range(3)]
+    for game in games:
+        engine.prefetch(game)
+    for game in games:
+        assert game.sentence in engine.begin(game).text
+    assert "prefetching of ALFWorld's games ended" in caplog.text
+
+
+def test_a_fork_does_not_wait_for_its_parents_prefetch(engine: Engine) -> None:
+    game = synthetic_game(7000)
+    engine.prefetch(game)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking with threads
+        pid = os.fork()
+    if pid == 0:
+        began = time.monotonic()
+        engine.begin(game)
+        os._exit(0 if time.monotonic() - began < 30 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(engine_installed: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code = "from agentenv_envs.alfworld.engine import require_engine; require_engine()"
+    environment = {
+        **os.environ,
+        "ALFWORLD_DATA": str(tmp_path / "file" / "data"),
+        "PYTHONPATH": ":".join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "UsageError: alfworld makes the folder of its data" in done.stderr
+    assert "set ALFWORLD_DATA to a folder that can be written" in done.stderr
+
+
 def test_another_version_of_textworld_gets_the_unchanged_engine(
     engine_installed: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +236,7 @@ def test_another_version_of_textworld_gets_the_unchanged_engine(
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fast_downward", None)
     monkeypatch.setitem(sys.modules, "textworld", None)
     monkeypatch.setitem(sys.modules, "alfworld", None)
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
