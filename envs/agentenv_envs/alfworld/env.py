@@ -52,7 +52,7 @@ class ALFWorldEnv(BaseEnv):
     """
 
     worker = "process"
-    max_turns: int | None = 50
+    max_turns: int = 50
     policies: ClassVar[Mapping[str, str]] = {
         "oracle": "agentenv_envs.alfworld.policies:Oracle",
         "random": "agentenv_envs.alfworld.policies:RandomCommand",
