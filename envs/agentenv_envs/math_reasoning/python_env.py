@@ -2,8 +2,8 @@ r"""MathPython-v0: a problem, several turns with Python in a sandbox, and a fina
 
 Invariants:
 - the seed of `reset` chooses the problem; reward is 1 for the right final answer in `\boxed{}`, else 0;
-- every program runs in a new interpreter in a sandbox of this episode: no variable is kept from one to the next; files
-  in its folder are, until the episode ends;
+- every program runs in a sandbox of this episode: in a new interpreter, which keeps no variable of the one before, or
+  with `keep_state` in one that keeps them; files in its folder are kept until the episode ends;
 - the sandbox knows neither problem nor answer; it is taken for the first program and given back at the end;
 - a sandbox that broke is a SandboxError (infrastructure), never a reward and never an observation;
 - the programs of a turn share `tool_timeout_s` and `output_chars`.
@@ -14,20 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentenv.errors import UsageError
-from agentenv_envs.swe.protocols import Malformed, format_observation
+from agentenv_envs.swe.protocols import Malformed
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
 from agentenv_envs.swe.sandbox.base import BASE_IMAGE
 
 from .arguments import check_number, check_text, check_whole
 from .env import MathTaskEnv
+from .interpreter import FreshInterpreter, Interpreter, LastingInterpreter
 from .speech import Answer, Speech, open_speech
 
 __all__ = ["MathPythonEnv"]
 
 _WORKDIR = "/work"
-_FILE = "program.py"
-# -I: neither variables nor files of the folder change what is imported.
-_COMMAND = f"python3 -I {_FILE}"
 LAST_TURN = r"[one turn is left: write the final answer in \boxed{}]"
 
 
@@ -36,6 +34,7 @@ class MathPythonEnv(MathTaskEnv):
 
     Args:
         protocol: "block" (```python blocks) or "tools" (function calls in JSON).
+        keep_state: whether variables are kept from one program of an episode to the next.
         sandbox: "docker", "local-unisolated" or "auto" (Docker where an engine answers).
         sandbox_url: take the sandboxes from a service (docs/sandbox-service.md).
         image: image of the sandbox, with python3; by default the one that is built, with the standard library only.
@@ -67,6 +66,7 @@ class MathPythonEnv(MathTaskEnv):
         heldout_share: float = 0.0,
         instruction: str | None = None,
         protocol: str = "block",
+        keep_state: bool = False,
         sandbox: str = "auto",
         sandbox_url: str | None = None,
         image: str = BASE_IMAGE,
@@ -80,7 +80,10 @@ class MathPythonEnv(MathTaskEnv):
         check_whole("output_chars", output_chars, 1, 10_000_000)
         check_whole("memory_mb", memory_mb, 16, 1 << 20)
         check_text("image", image)
-        self.speech: Speech = open_speech(protocol)
+        if not isinstance(keep_state, bool):
+            raise UsageError(f"keep_state is {keep_state!r}; it has to be true or false")
+        self.speech: Speech = open_speech(protocol, keep_state=keep_state)
+        self.keep_state = keep_state
         super().__init__(
             split=split,
             levels=levels,
@@ -102,6 +105,7 @@ class MathPythonEnv(MathTaskEnv):
             environment={"PYTHONDONTWRITEBYTECODE": "1"},
         )
         self._sandbox: Sandbox | None = None
+        self._interpreter: Interpreter | None = None
         self._calls = self._failed_calls = 0
         self._backend: SandboxBackend | None = open_backend(sandbox, url=sandbox_url)
         if image != BASE_IMAGE and self._backend.kind == "local-unisolated":
@@ -172,6 +176,9 @@ class MathPythonEnv(MathTaskEnv):
         """What each program printed, and how it ended where that was not well."""
         if self._sandbox is None:
             self._sandbox = self._open_backend.acquire(self._spec)
+        if self._interpreter is None:
+            kind = LastingInterpreter if self.keep_state else FreshInterpreter
+            self._interpreter = kind(self._sandbox)
         started = time.monotonic()
         half_bytes = max(self.output_chars // (2 * len(codes)), 1)
         outputs: list[str] = []
@@ -181,15 +188,10 @@ class MathPythonEnv(MathTaskEnv):
             if left_s <= 0:
                 outputs.append("[not run: the time is over]")
                 continue
-            self._sandbox.write_files({_FILE: code.encode("utf-8", "replace")})
-            result = self._sandbox.run(_COMMAND, timeout_s=left_s, half_bytes=half_bytes)
+            output, well = self._interpreter.run(code, timeout_s=left_s, half_bytes=half_bytes)
             self._calls += 1
-            self._failed_calls += result.exit_code != 0
-            outputs.append(
-                format_observation(
-                    result.output, result.exit_code, timed_out=result.timed_out, timeout_s=left_s
-                )
-            )
+            self._failed_calls += not well
+            outputs.append(output)
         return outputs
 
     def _outcome(self, success: bool, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ class MathPythonEnv(MathTaskEnv):
 
     def _leave(self) -> None:
         super()._leave()
-        sandbox, self._sandbox = self._sandbox, None
+        sandbox, self._sandbox, self._interpreter = self._sandbox, None, None
         if sandbox is not None and self._backend is not None:
             self._backend.release(sandbox)
 

@@ -9,7 +9,7 @@ Invariants:
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -21,31 +21,22 @@ from agentenv_envs.swe.protocols.tools import TOOL_CALL_FORM, as_tool_call, pars
 
 from .boxed import last_boxed
 
-__all__ = ["MAX_CODE_CHARS", "PYTHON", "SPEECHES", "Answer", "Programs", "Speech", "open_speech"]
+__all__ = ["MAX_CODE_CHARS", "SPEECHES", "Answer", "Programs", "Speech", "open_speech"]
 
 MAX_CODE_CHARS: Final = 100_000
 MAX_CALLS: Final = 4
 """Function calls in one turn."""
 
-PYTHON: Final = Function(
-    "python",
-    "Run a Python program in a new interpreter, with the standard library and no input; what it prints comes back.",
-    (Parameter("code", "The program.", required=True),),
-)
 _BLOCK = re.compile(r"```[ \t]*(?i:python3?|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
 _END_OF_CALL: Final = "</tool_call>"
-_RULES: Final = (
+_FRESH: Final = (
     "Each program has a new interpreter, the standard library, and no input; what it prints comes back. "
-    r"When you know the answer, write it in \boxed{}, without a program. Problem: "
 )
-_BLOCK_INSTRUCTION: Final = (
-    f"Solve the problem. Each turn, you can run a program:\n```python\nCODE\n```\n{_RULES}"
+_LASTING: Final = (
+    "Variables are kept from program to program. There is the standard library, and no input; "
+    "what is printed comes back. "
 )
-_TOOLS_INSTRUCTION: Final = (
-    "Solve the problem. This is the function that you can call, as JSON schema:\n"
-    f"<tools>\n{json.dumps(PYTHON.schema())}\n</tools>\n"
-    f"Each turn, you can call it once (or up to {MAX_CALLS} times), in this form:\n{TOOL_CALL_FORM}\n{_RULES}"
-)
+_END: Final = r"When you know the answer, write it in \boxed{}, without a program. Problem: "
 _EMPTY_BOX: Final = r"the box of the final answer is empty; write \boxed{ANSWER}"
 
 
@@ -66,7 +57,6 @@ class Programs:
 class Speech(Protocol):
     """A form of programs and of what comes back."""
 
-    name: str
     instruction: str
     """Stands before the problem."""
     tools: Sequence[dict[str, Any]]
@@ -82,12 +72,20 @@ class Speech(Protocol):
         """What the agent hears of its programs, in their order, or of an action that was not understood."""
 
 
+class _SpeechFactory(Protocol):
+    def __call__(self, *, keep_state: bool) -> Speech: ...
+
+
 class BlockSpeech:
     """Python between fences. Several blocks of one turn are one program."""
 
-    name = "block"
-    instruction = _BLOCK_INSTRUCTION
     tools: Sequence[dict[str, Any]] = ()
+
+    def __init__(self, *, keep_state: bool) -> None:
+        rules = (_LASTING if keep_state else _FRESH) + _END
+        self.instruction = (
+            f"Solve the problem. Each turn, you can run a program:\n```python\nCODE\n```\n{rules}"
+        )
 
     def read(self, action: str) -> Answer | Programs | Malformed:
         text = after_thinking(action)
@@ -114,38 +112,49 @@ class BlockSpeech:
 class ToolsSpeech:
     """Calls of the function `python`; see `agentenv_envs.swe.protocols.tools` for their form."""
 
-    name = "tools"
-    instruction = _TOOLS_INSTRUCTION
-    tools: Sequence[dict[str, Any]] = (PYTHON.schema(),)
+    def __init__(self, *, keep_state: bool) -> None:
+        rules = _LASTING if keep_state else _FRESH
+        code = Parameter("code", "The program.", required=True)
+        self._python = Function("python", f"Run a Python program. {rules.strip()}", (code,))
+        self.tools: Sequence[dict[str, Any]] = (self._python.schema(),)
+        self.instruction = (
+            "Solve the problem. This is the function that you can call, as JSON schema:\n"
+            f"<tools>\n{json.dumps(self.tools[0])}\n</tools>\n"
+            f"Each turn, you can call it once (or up to {MAX_CALLS} times), in this form:\n{TOOL_CALL_FORM}\n{_END}"
+        )
 
     def read(self, action: str) -> Answer | Programs | Malformed:
         text = after_thinking(action)
         if (answer := _answer(text[text.rfind(_END_OF_CALL) + 1 :])) is not None:
             return answer
-        calls = parse_tool_calls(action, (PYTHON,), most=MAX_CALLS)
+        calls = parse_tool_calls(action, (self._python,), most=MAX_CALLS)
         if isinstance(calls, Malformed):
             return Malformed(rf"{calls.reason}{chr(10)}or the final answer in \boxed{{}}")
         return _checked([arguments["code"] for _, arguments in calls])
 
     def write(self, code: str) -> str:
-        return as_tool_call(PYTHON.name, code=code)
+        return as_tool_call(self._python.name, code=code)
 
     def tell(self, outputs: Sequence[str]) -> str:
         return "\n".join(map(tool_response, outputs))
 
 
-SPEECHES: Final[Mapping[str, Callable[[], Speech]]] = {"block": BlockSpeech, "tools": ToolsSpeech}
+SPEECHES: Final[Mapping[str, "_SpeechFactory"]] = {"block": BlockSpeech, "tools": ToolsSpeech}
 
 
-def open_speech(name: str) -> Speech:
+def open_speech(name: str, *, keep_state: bool = False) -> Speech:
     """The form of this name.
+
+    Args:
+        name: of `SPEECHES`.
+        keep_state: whether the agent is told that variables are kept.
 
     Raises:
         UsageError: there is none.
     """
     if name not in SPEECHES:
         raise UsageError(f"protocol is {name!r}; allowed are: {', '.join(SPEECHES)}")
-    return SPEECHES[name]()
+    return SPEECHES[name](keep_state=keep_state)
 
 
 def _answer(text: str) -> Answer | Malformed | None:

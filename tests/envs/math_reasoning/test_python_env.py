@@ -261,6 +261,7 @@ def test_huge_actions_are_bounded(local: MathPythonEnv) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        ({"keep_state": 1}, "keep_state is 1"),
         ({"protocol": "xml"}, "protocol is 'xml'; allowed are: block, tools"),
         ({"sandbox": "podman"}, "podman"),
         ({"max_turns": 0}, "max_turns is 0; it has to be a whole number from 1"),
