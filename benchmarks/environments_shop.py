@@ -185,12 +185,12 @@ def shop_figures(
     return figures
 
 
-def shop_bars(figures: dict[str, Any]) -> list[Bar]:
-    """What must hold."""
+def shop_bars(figures: dict[str, Any], *, smoke: bool = False) -> list[Bar]:
+    """What must hold; at the size of `--smoke` nothing is compared with the usual build, which is not slow there."""
     envs = figures["memory"]["envs"]
     scaled = figures["memory, usual build"]["each_mb"] * envs
     products = figures["products"]
-    return [
+    alone = [
         Bar(
             f"shop, {products:,} products: episodes of the oracle per second and core",
             figures["oracle"]["per_cpu_s"],
@@ -199,18 +199,22 @@ def shop_bars(figures: dict[str, Any]) -> list[Bar]:
         ),
         Bar("shop: the same, of the random policy", figures["random"]["per_cpu_s"], ">=", EPISODES_PER_S),
         Bar(
-            "shop: episodes per second over those of the usual build",
-            figures["oracle"]["per_cpu_s"] / figures["oracle, usual build"]["per_cpu_s"],
-            ">=",
-            TIMES_FASTER,
-            "x",
-        ),
-        Bar(
             f"shop: memory of {envs:,} environments, in all",
             figures["memory"]["peak_mb"],
             "<=",
             MEMORY_MB,
             "MB",
+        ),
+        Bar("shop: strict success of the oracle", figures["oracle"]["success"], ">=", 0.98),
+        Bar("shop: strict success of the random policy", figures["random"]["success"], "<=", 0.1),
+    ]
+    beside = [
+        Bar(
+            "shop: episodes per second over those of the usual build",
+            figures["oracle"]["per_cpu_s"] / figures["oracle, usual build"]["per_cpu_s"],
+            ">=",
+            TIMES_FASTER,
+            "x",
         ),
         Bar(
             "shop: memory of the usual build, scaled up, over ours",
@@ -219,9 +223,8 @@ def shop_bars(figures: dict[str, Any]) -> list[Bar]:
             TIMES_LIGHTER,
             "x",
         ),
-        Bar("shop: strict success of the oracle", figures["oracle"]["success"], ">=", 0.98),
-        Bar("shop: strict success of the random policy", figures["random"]["success"], "<=", 0.1),
     ]
+    return alone if smoke else [*alone, *beside]
 
 
 def print_figures(figures: dict[str, Any]) -> None:
@@ -289,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print_figures(figures)
     print("assumed: " + ", ".join(f"{name} {value}" for name, value in results["assumed"].items()))
-    bars = shop_bars(figures)
+    bars = shop_bars(figures, smoke=args.smoke)
     results["bars"] = [bar.as_dict() for bar in bars]
     held = print_bars(bars)
     if args.json is not None:

@@ -32,14 +32,13 @@ def test_the_usual_build_finds_what_ours_finds_and_holds_its_own_goods(shop: Mod
 def test_figures_and_bars_are_written_and_a_missed_bar_fails(
     shop: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shop, "TIMES_FASTER", 0.0)
-    monkeypatch.setattr(shop, "TIMES_LIGHTER", 0.0)
     monkeypatch.setattr(shop, "EPISODES_PER_S", 1.0)
     file = tmp_path / "out" / "shop.json"
     assert shop.main(["--smoke", "--check", "--json", str(file)]) == 0
     results = json.loads(file.read_text())
     assert results["figures"]["oracle"]["success"] == 1.0
     assert results["figures"]["memory"]["envs"] == 20
+    assert len(results["bars"]) == 5 and len(shop.shop_bars(results["figures"])) == 7
     assert all(bar["holds"] for bar in results["bars"]) and "MISSED" not in capsys.readouterr().out
     monkeypatch.setattr(shop, "shop_figures", lambda **_: results["figures"])
     monkeypatch.setattr(shop, "MEMORY_MB", 1.0)

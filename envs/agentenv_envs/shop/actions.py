@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 __all__ = ["Action", "fold", "parse_action"]
 
-_START: Final = re.compile(r"(?<![^\W_])(search|click|ask)\s*\[", re.IGNORECASE)
+_START: Final = re.compile(r"(?<![A-Za-z0-9_])(search|click|ask)\s*\[", re.IGNORECASE)
 _EDGE: Final = re.compile(r"[\[\]]")
 _QUOTES: Final = {'"': '"', "'": "'", "“": "”", "‘": "’", "`": "`"}
 _MOST_CHARS: Final = 2_000

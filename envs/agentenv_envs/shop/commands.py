@@ -63,7 +63,7 @@ def check_file(path: Path) -> dict[str, Any]:
                 "price": marks.price_ok,
             }
             unmet.update(name for name, share in shares.items() if share < 1.0)
-            first.append(task.id)
+            first.append(product.id)
     return {
         "products": len(products),
         "wishes": {tag: len(wishes) for tag, wishes in tasks.items()},

@@ -123,7 +123,7 @@ def read_catalogue(path: Path) -> tuple[list[Product], dict[str, list[Task]]]:
             tag = record["tag"]
             if tag not in _TAGS:
                 raise _FieldError(f"tag must be one of {', '.join(_TAGS)}, got {tag!r}")
-            tasks[tag] += _wishes(record, product)
+            tasks[tag] += _wishes(record, product, len(products))
         except _FieldError as error:
             raise UsageError(f"{path}: {where}: {error}") from None
         products.append(product)
@@ -183,7 +183,7 @@ def _options(value: Any, shared: Any) -> Iterator[Option]:
             yield Option(shared(axis.strip()), tuple(offered), tuple(offered.values()))
 
 
-def _wishes(record: dict[str, Any], product: Product) -> Iterator[Task]:
+def _wishes(record: dict[str, Any], product: Product, place: int) -> Iterator[Task]:
     wishes = record["instructions"]
     if wishes is None:
         return
@@ -204,7 +204,7 @@ def _wishes(record: dict[str, Any], product: Product) -> Iterator[Task]:
         if not said:
             instruction += f"（价格不超过{cap:g}）" if language == "zh" else f" (It may cost up to {cap:g}.)"
         yield Task(
-            id=f"shop-{product.id}-{number}",
+            id=f"shop-{place}-{number}",  # the product's own id would give the goal away
             product_id=product.id,
             category=product.category,
             instruction=instruction,

@@ -41,7 +41,7 @@ def test_a_file_is_counted_and_unmet_wishes_are_named(
         "wishes, train  4, of which 2 have a persona",
         "wishes, eval   2, of which 1 have a persona",
         "unmet          1 wishes by their own product (attributes 1, options 1)",
-        "               such as shop-700004-0",
+        "               such as 700004",
     ]
     assert run(str(path), "--json") == 0
     found = json.loads(capsys.readouterr().out)

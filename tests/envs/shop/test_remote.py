@@ -12,10 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
+from agentenv import cli, registration
 from agentenv.errors import InfrastructureError, UsageError
 from agentenv.testing import check_env
 from agentenv_envs.shop import RemoteShopEnv, ShopSingleTurnEnv
@@ -399,3 +402,23 @@ def test_a_copy_of_an_environment_has_no_episode_of_its_own(service: FakeService
 def test_arguments_out_of_range_are_refused(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RemoteShopEnv(**kwargs)
+
+
+def test_an_evaluation_leaves_out_what_the_service_broke_and_no_slot_is_lost(
+    service: FakeService, tmp_path: Path
+) -> None:
+    registration.register(
+        "OfficialShopInTests-v0", "agentenv_envs.shop:RemoteShopEnv", kwargs={"service_url": service.url}
+    )
+    service.fault = "error"  # for one action
+    command = ["eval", "OfficialShopInTests-v0", "--policy", "agentenv_envs.shop.policies:Scripted"]
+    command += ["--episodes", "12", "--num-envs", "4", "--json", str(tmp_path / "report.json")]
+    try:
+        assert cli.main(command) == 0
+    finally:
+        del gymnasium.registry["agentenv/OfficialShopInTests-v0"]
+        registration._registered.discard("agentenv/OfficialShopInTests-v0")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["episodes"], report["failed"]) == (11, 1)
+    assert report["success"] > 0.0 and sorted(service.free) == [0, 1, 2, 3]
+    assert service.count("release_one") == 1
