@@ -1,4 +1,4 @@
-"""The recipes of the shop and of mathematics: the whole way at a tiny size, their settings, bad input."""
+"""The recipes of households, the shop and mathematics: the whole way at a tiny size, their settings, bad input."""
 
 import json
 
@@ -6,8 +6,12 @@ import pytest
 
 from agentenv_trainers.recipe import run_recipe
 
-RECIPES = ["shop_sao", "math_tir_sao", "math_rlvr_grpo"]
-NEEDS = {"shop_sao": ["bm25s", "rapidfuzz"]}
+RECIPES = ["alfworld_sao", "alfworld_grpo", "shop_sao", "math_tir_sao", "math_rlvr_grpo"]
+NEEDS = {
+    "shop_sao": ["bm25s", "rapidfuzz"],
+    "alfworld_sao": ["alfworld", "textworld"],
+    "alfworld_grpo": ["alfworld", "textworld"],
+}
 OPTIONS = {"math_tir_sao": ["--sandbox", "local-unisolated"]}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import agentenv
 from agentenv.testing import check_env
-from agentenv_trainers.recipe import find_environment, parse, run_recipe
+from agentenv_trainers.recipe import DataSetArguments, find_environment, parse, run_recipe
 from agentenv_trainers.sao import SAOConfig
 
 
@@ -127,6 +127,9 @@ def test_every_command_of_online_learning_that_is_shown_is_accepted(
 def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repository):
     recipes = (swe_sao.SWEArguments, online_learning.OnlineArguments)
     fields = {name for arguments in recipes for name in arguments.__dataclass_fields__}
+    for path in (repository / "recipes").glob("*.py"):  # some need an extra to be imported
+        fields |= set(re.findall(r"^    (\w+): .* = setting\(", path.read_text(), re.M))
+    fields |= set(DataSetArguments.__dataclass_fields__)
     fields |= {*SAOConfig.__dataclass_fields__, "config", "help"}
     named = {
         option.replace("-", "_")
