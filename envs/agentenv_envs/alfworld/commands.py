@@ -84,8 +84,8 @@ def _download(args: argparse.Namespace) -> int:
     done = subprocess.run(command, env={**os.environ, "ALFWORLD_DATA": str(folder)}, check=False)
     if done.returncode != 0:
         raise UsageError(
-            f"{_DOWNLOADER} ended with exit code {done.returncode}, its own message is above; what it has loaded "
-            f"so far stays in {folder}, and the same command goes on from there"
+            f"{_DOWNLOADER} ended with exit code {done.returncode}, its own message is above; the "
+            "same command goes on from what it has loaded"
         )
     splits = _splits(folder)
     if not splits:

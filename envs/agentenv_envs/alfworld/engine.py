@@ -178,6 +178,12 @@ class Engine:
                     f"the engine of ALFWorld broke at {command!r}: {error!r}"
                 ) from error
 
+    def facts(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What is true in the running game: names with their arguments, all in lower case."""
+        with _calls():
+            state = self._env.unwrapped._pddl_state
+            return [(fact.name, tuple(argument.name for argument in fact.arguments)) for fact in state.facts]
+
     def prefetch(self, game: Game) -> None:
         """Have the costly part of `begin` done by another process; returns at once."""
         if self.is_fast:

@@ -7,6 +7,7 @@ Invariants:
 - one engine per environment, reused by all its episodes and, once closed, by the next environment of the process.
 """
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,7 +18,9 @@ from agentenv.errors import UsageError
 from .actions import command_of
 from .engine import Engine, State, borrow_engine, require_engine, return_engine
 from .games import Game
+from .problem import Layout, read_layout
 from .sources import Games, open_games
+from .walkthrough import situation_of, walkthrough
 
 __all__ = ["ALFWorldEnv"]
 
@@ -80,6 +83,7 @@ class ALFWorldEnv(BaseEnv):
         self._engine: Engine | None = None
         self._game: Game | None = None
         self._state = State("", (), False)
+        self._layout: Layout | None = None
         self._turn = self._invalid = 0
 
     @property
@@ -105,7 +109,7 @@ class ALFWorldEnv(BaseEnv):
         self._game = None
         game = self.games.game(seed if seed is not None else int(self.np_random.integers(2**31)))
         self._state = self._own_engine().begin(game)
-        self._game, self._turn, self._invalid = game, 0, 0
+        self._game, self._turn, self._invalid, self._layout = game, 0, 0, None
         scene = self._state.text.removeprefix(_BANNER).strip()
         info = {
             "task_id": game.task_id,
@@ -150,6 +154,31 @@ class ALFWorldEnv(BaseEnv):
             info["metrics"] = {"turns": self._turn, "invalid_actions": self._invalid}
         text = self._state.text if terminated else self._shown(self._state.text)
         return text, float(terminated), terminated, truncated, info
+
+    def solution(self) -> str:
+        """The command that leads on to the goal from the present state, whatever was done before.
+
+        Raises:
+            RuntimeError: no episode is running.
+            ValueError: the household, as it is now, lacks something that the task needs.
+        """
+        task = self.game.task
+        assert self._engine is not None
+        if self._layout is None:
+            self._layout = read_layout(self.game.problem)
+        return walkthrough(task, self._layout, situation_of(self._engine.facts(), task))[0]
+
+    def demonstrate(self, skill: float, rng: random.Random) -> str:
+        """A command of a demonstrator for the present state.
+
+        Args:
+            skill: probability that it is the `solution`; otherwise it is any admissible command. 1 is an oracle.
+            rng: where chance comes from.
+
+        Raises:
+            RuntimeError: no episode is running.
+        """
+        return self.solution() if rng.random() < skill else rng.choice(self.commands)
 
     def prefetch(self, seeds: Iterable[int]) -> None:
         """Have the games of coming resets prepared by a process beside this one; returns at once.

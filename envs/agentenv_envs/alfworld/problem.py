@@ -47,6 +47,7 @@ class Layout:
         things: identifier of an object -> type.
         inside: identifier of an object -> that of its receptacle.
         openable: receptacles that are closed at first.
+        accepts: types of receptacle and object that may be put into it.
     """
 
     receptacles: Mapping[str, str]
@@ -54,6 +55,7 @@ class Layout:
     things: Mapping[str, str]
     inside: Mapping[str, str]
     openable: frozenset[str]
+    accepts: frozenset[tuple[str, str]] = frozenset()
 
 
 def identifier(kind: str, number: int) -> str:
@@ -163,6 +165,7 @@ def read_layout(problem: str) -> Layout:
     things: dict[str, str] = {}
     inside: dict[str, str] = {}
     openable: set[str] = set()
+    accepts: set[tuple[str, str]] = set()
     pairs = {
         "receptacletype": receptacles,
         "receptacleatlocation": locations,
@@ -177,6 +180,8 @@ def read_layout(problem: str) -> Layout:
             pairs[predicate][first.lower()] = second.removesuffix("Type") if is_type else second.lower()
         elif predicate == "openable" and len(arguments) == 1:
             openable.add(arguments[0].lower())
+        elif predicate == "cancontain" and len(arguments) == 2:
+            accepts.add((arguments[0].removesuffix("Type"), arguments[1].removesuffix("Type")))
     if not receptacles:
         raise ValueError("the PDDL problem names no receptacle")
-    return Layout(receptacles, locations, things, inside, frozenset(openable))
+    return Layout(receptacles, locations, things, inside, frozenset(openable), frozenset(accepts))

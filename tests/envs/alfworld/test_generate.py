@@ -8,7 +8,7 @@ import pytest
 from agentenv_envs.alfworld.generate import synthetic_game
 from agentenv_envs.alfworld.household import FAMILIES, FITS, OBJECTS, PROPERTIES, ROOMS, STATIONS, fits
 from agentenv_envs.alfworld.problem import Layout, Task, identifier, names, read_layout, write_problem
-from agentenv_envs.alfworld.walkthrough import walkthrough
+from agentenv_envs.alfworld.walkthrough import situation_of, walkthrough
 
 
 def test_a_seed_gives_the_same_game_and_another_seed_another() -> None:
@@ -85,6 +85,7 @@ def test_the_layout_is_read_back_as_it_was_written() -> None:
         {mug.lower(): "Mug"},
         {mug.lower(): shelf.lower()},
         frozenset(),
+        frozenset({("Shelf", "Mug"), ("SinkBasin", "Mug")}),
     )
 
 
@@ -118,6 +119,46 @@ def test_a_walkthrough_opens_what_is_closed_and_heats_on_the_way() -> None:
         walkthrough(Task("pick_two_obj_and_place", "Mug", "CounterTop"), layout)
     with pytest.raises(ValueError, match="no Fridge"):
         walkthrough(Task("pick_cool_then_place_in_recep", "Mug", "CounterTop"), layout)
+
+
+def test_a_walkthrough_goes_on_from_where_things_stand() -> None:
+    task = Task("pick_cool_then_place_in_recep", "Mug", "CounterTop")
+    layout = Layout(
+        {"fridge_bar_0": "Fridge", "drawer_bar_0": "Drawer", "countertop_bar_0": "CounterTop"},
+        {"fridge_bar_0": "a", "drawer_bar_0": "b", "countertop_bar_0": "c"},
+        {"mug_bar_0": "Mug", "pen_bar_0": "Pen"},
+        {"mug_bar_0": "fridge_bar_0", "pen_bar_0": "drawer_bar_0"},
+        frozenset({"fridge_bar_0", "drawer_bar_0"}),
+        frozenset({("Drawer", "Pen"), ("CounterTop", "Pen"), ("CounterTop", "Mug")}),
+    )
+    holding_a_pen = situation_of(
+        [
+            ("atlocation", ("agent1", "a")),
+            ("holds", ("agent1", "pen_bar_0")),
+            ("inreceptacle", ("mug_bar_0", "fridge_bar_0")),
+            ("opened", ("fridge_bar_0",)),
+            ("ishot", ("mug_bar_0",)),
+        ],
+        task,
+    )
+    assert walkthrough(task, layout, holding_a_pen) == (
+        "go to countertop 1",
+        "move pen 1 to countertop 1",
+        "go to fridge 1",
+        "take mug 1 from fridge 1",
+        "cool mug 1 with fridge 1",
+        "go to countertop 1",
+        "move mug 1 to countertop 1",
+    )
+    cooled = situation_of(
+        [
+            ("atlocation", ("agent1", "c")),
+            ("holds", ("agent1", "mug_bar_0")),
+            ("iscool", ("mug_bar_0",)),
+        ],
+        task,
+    )
+    assert walkthrough(task, layout, cooled) == ("move mug 1 to countertop 1",)
 
 
 def test_a_problem_without_an_init_is_refused() -> None:
