@@ -69,7 +69,6 @@ def test_a_number_inside_of_other_text_is_no_answer(verifier: Verifier) -> None:
     [
         "9^{9^9}",
         r"\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}",
-        "1000000000!",
     ],
 )
 def test_what_never_ends_is_stopped_and_wrong_and_the_next_answer_is_graded(
@@ -103,14 +102,14 @@ def test_an_answer_is_not_run_as_python(verifier: Verifier, tmp_path: Path) -> N
 
 def test_memory_is_bounded() -> None:
     pytest.importorskip("math_verify")
-    small = Verifier(workers=1, cpu_s=60.0, memory_mb=8)
+    small = Verifier(workers=1, cpu_s=60.0, memory_mb=4)
     try:
         assert small.equal("x+1", "1+x").equal
         (process,) = small._idle
         before = _peak_kb(process._process.pid)
         # 160 MB, if it were computed.
         assert not small.equal("3", "9^{9^9}").equal
-        assert not process._process.poll() and _peak_kb(process._process.pid) < before + 9 * 1024
+        assert not process._process.poll() and _peak_kb(process._process.pid) < before + 5 * 1024
     finally:
         small.close()
 
