@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentenv.baselines import make_baseline
+from agentenv.errors import UsageError
 from agentenv.report.bars import Bar, print_bars
 from agentenv_envs.alfworld import ALFWorldEnv
 from agentenv_envs.alfworld.engine import Engine
 from agentenv_envs.alfworld.games import Game
 from agentenv_envs.alfworld.generate import synthetic_game
 from agentenv_envs.alfworld.household import FAMILIES
-from agentenv_envs.alfworld.sources import FolderGames, find_games
 
 STEP_SHARE = 0.5
 """Bar of a step's time over that of the unchanged engine."""
@@ -71,15 +71,18 @@ class Clock:
         }
 
 
-def choose_games(per_family: int, data: Path | None) -> list[Game]:
-    """The games to measure with."""
-    if data is not None:
-        files = find_games(data)
-        if not files:
-            raise SystemExit(f"{data} has no games")
-        folder = FolderGames(files, None)
-        return [folder.game(seed) for seed in range(min(len(folder), per_family * len(FAMILIES)))]
-    return [synthetic_game(seed, families=[family]) for family in FAMILIES for seed in range(per_family)]
+def make_env(data: Path | None, split: str) -> ALFWorldEnv:
+    """On synthetic games, or on those of a folder."""
+    return ALFWorldEnv() if data is None else ALFWorldEnv(data=str(data), split=split)
+
+
+def choose_games(per_family: int, data: Path | None, split: str) -> list[Game]:
+    """The games to compare the engines with."""
+    if data is None:
+        return [synthetic_game(seed, families=[family]) for family in FAMILIES for seed in range(per_family)]
+    env = make_env(data, split)
+    games = {game.task_id: game for game in map(env.games.game, range(per_family * len(FAMILIES)))}
+    return list(games.values())
 
 
 def compare(games: Sequence[Game], steps: int, clock: Clock) -> int:
@@ -104,10 +107,10 @@ def compare(games: Sequence[Game], steps: int, clock: Clock) -> int:
     return differing
 
 
-def prefetched_resets(number: int, data: Path | None, clock: Clock) -> None:
+def prefetched_resets(number: int, data: Path | None, split: str, clock: Clock) -> None:
     """Time resets of games that were prefetched."""
     first = 10_000  # not the games that were compared: those are known
-    env = ALFWorldEnv(data=None if data is None else str(data))
+    env = make_env(data, split)
     env.reset(seed=0)
     env.prefetch(range(first, first + number))
     for seed in range(first, first + number):
@@ -136,7 +139,7 @@ def success(policy: str, per_family: int) -> float:
 
 
 def alfworld_figures(
-    *, per_family: int, steps: int, episodes: int, data: Path | None = None
+    *, per_family: int, steps: int, episodes: int, data: Path | None = None, split: str = "valid_seen"
 ) -> dict[str, Any]:
     """All that is measured.
 
@@ -145,10 +148,11 @@ def alfworld_figures(
         steps: commands for each.
         episodes: games of each family for each baseline.
         data: games in the official layout, in place of synthetic ones for the comparison.
+        split: of that folder.
     """
     clock = Clock()
-    differing = compare(choose_games(per_family, data), steps, clock)
-    prefetched_resets(per_family * len(FAMILIES), data, clock)
+    differing = compare(choose_games(per_family, data, split), steps, clock)
+    prefetched_resets(per_family * len(FAMILIES), data, split, clock)
     return {
         "times": clock.figures(),
         "differing answers": differing,
@@ -200,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="commands for each")
     parser.add_argument("--episodes", type=int, default=10, help="games of each family for each baseline")
     parser.add_argument("--data", type=Path, help="games in the official layout, for the comparison")
+    parser.add_argument("--split", default="valid_seen", help="of that folder (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a small size: whether it runs at all")
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
@@ -211,7 +216,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if value < 1:
             parser.error(f"--{name} is {value}, must be at least 1")
     load = os.getloadavg()[0]
-    figures = alfworld_figures(**sizes, data=args.data)
+    try:
+        figures = alfworld_figures(**sizes, data=args.data, split=args.split)
+    except UsageError as error:
+        parser.error(str(error))
     assumed = {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),

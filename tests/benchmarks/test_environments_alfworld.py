@@ -12,6 +12,10 @@ import pytest
 pytest.importorskip("textworld")
 pytest.importorskip("alfworld")
 
+from agentenv_envs.alfworld.engine import rules
+from agentenv_envs.alfworld.games import write_game
+from agentenv_envs.alfworld.generate import synthetic_game
+
 
 @pytest.fixture(scope="module")
 def alfworld(load_program: Callable[[str], ModuleType]) -> ModuleType:
@@ -50,6 +54,21 @@ def test_a_difference_between_the_engines_is_counted(
     monkeypatch.setattr(engine, "command", command)
     games = [alfworld.synthetic_game(0, size="small")]
     assert alfworld.compare(games, 4, alfworld.Clock()) == 4
+
+
+def test_games_of_a_folder_are_measured_and_a_folder_without_them_is_an_error(
+    alfworld: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    domain, grammar = rules()
+    for seed in range(2):
+        folder = tmp_path / "json_2.1.1" / "valid_seen"
+        write_game(synthetic_game(seed, size="small"), folder, seed, domain=domain, grammar=grammar)
+    assert alfworld.main(["--smoke", "--check", "--data", str(tmp_path)]) == 0
+    assert "games of a folder" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        alfworld.main(["--smoke", "--data", str(tmp_path), "--split", "train"])
+    assert caught.value.code == 2
+    assert "it has valid_seen" in capsys.readouterr().err
 
 
 def test_sizes_out_of_range_are_refused(alfworld: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
