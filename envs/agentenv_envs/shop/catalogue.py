@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -148,8 +149,9 @@ def _index(spec: CatalogueSpec, key: str, products: Sequence[Product]) -> Search
     index = SearchIndex.build(map(_text, products))
     try:
         if folder.is_dir():  # one that can't be used
-            # Processes that have mapped its files keep them.
-            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}-unusable-{os.getpid()}")))
+            # Processes that have mapped its files keep them; another one may be quicker.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}-unusable-{os.getpid()}")))
         index.save(folder, key)
     except OSError as error:
         raise UsageError(f"cache_dir={spec.cache_dir!r}: the index can't be saved there: {error}") from None
