@@ -8,7 +8,7 @@ Invariants:
   anything, and only if it is the first of these.
 - A process opens at most `slots` leases on a service; more of them wait, with a deadline.
 - A slot that the service hands out although an episode of this process runs on it is lost to both.
-- A forked child holds nothing.
+- A forked child holds nothing, and can neither use nor release what its parent holds.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Lease:
     def __init__(self, service: Service, slot: int) -> None:
         self.service = service
         self.slot = slot
+        self._process = os.getpid()
         self._open = True
         self._busy = False
         self._lost = ""
@@ -102,12 +103,16 @@ class Lease:
             )  # fmt: skip
 
     def _check(self) -> None:
+        if self._process != os.getpid():
+            raise InfrastructureError(
+                f"slot {self.slot} of {self.service.url} is held by the process that was forked"
+            )
         if self._lost:
             raise InfrastructureError(self._lost)
 
     def _close(self) -> bool:
-        """Whether it was open; from here on it is not, and does not count as the slot's holder."""
-        was, self._open = self._open, False
+        """Whether it was open, and this process's; from here on it is not, and does not count as the slot's holder."""
+        was, self._open = self._open and self._process == os.getpid(), False
         if self.service.held.get(self.slot) is self:
             del self.service.held[self.slot]
         return was

@@ -7,7 +7,8 @@
 Invariants:
 - An episode stays with the service that it began on.
 - `interact` is sent once: the service has no way to tell a repeated action from a second one.
-- Its slot is released once if the episode is left before its end, and never after the end; see `leases`.
+- Its slot is released once if the episode is left before its end, and never after the end; see `leases`. A process that
+  exits in the usual way releases what is left, within seconds.
 - An error, which the service reports as HTTP 200 with `result.error`, and an answer that is missing or can't be read
   raise `InfrastructureError`: such an episode is left out of losses and baselines.
 - Nothing of the goal, which the service sends along with `reset`, reaches observation or info.
@@ -16,7 +17,10 @@ Invariants:
 
 from __future__ import annotations
 
+import atexit
 import math
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -30,6 +34,7 @@ from .leases import Lease, Service, reserve
 __all__ = ["API_PATH", "RemoteShopEnv"]
 
 API_PATH: Final = "/api/shop_agent"
+_EXIT_S: Final = 5.0
 _RULES: Final = (
     "Each turn, write one action: search[keywords] or click[button]; click[buy now] ends the task."
 )
@@ -38,6 +43,19 @@ _NOT_UNDERSTOOD: Final = "Not understood: write exactly one action, search[keywo
 
 class _ServiceSaysNoError(InfrastructureError):
     """HTTP 200 with `result.error`."""
+
+
+_made: weakref.WeakSet[RemoteShopEnv] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Release what was not closed; a service that does not answer is not waited for."""
+    deadline = time.monotonic() + _EXIT_S
+    for env in list(_made):
+        if time.monotonic() < deadline:
+            env._timeout_s = min(env._timeout_s, 1.0)
+            env.close()
 
 
 class RemoteShopEnv(BaseEnv):
@@ -97,6 +115,7 @@ class RemoteShopEnv(BaseEnv):
         self._slots, self._timeout_s, self._wait_s = slots, float(timeout_s), float(wait_s)
         self._lease: Lease | None = None
         self._turns = self._invalid = 0
+        _made.add(self)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -180,6 +199,11 @@ class RemoteShopEnv(BaseEnv):
     def __getstate__(self) -> dict[str, Any]:
         """An episode stays where it is; its copy has none."""
         return {**self.__dict__, "_lease": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy is closed at exit, too."""
+        self.__dict__.update(state)
+        _made.add(self)
 
     def _leave(self) -> None:
         lease, self._lease = self._lease, None

@@ -6,6 +6,8 @@ import contextlib
 import json
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -422,3 +424,27 @@ def test_an_evaluation_leaves_out_what_the_service_broke_and_no_slot_is_lost(
     assert (report["episodes"], report["failed"]) == (11, 1)
     assert report["success"] > 0.0 and sorted(service.free) == [0, 1, 2, 3]
     assert service.count("release_one") == 1
+
+
+def test_a_process_that_exits_releases_its_slot_once_and_its_forked_child_does_not(
+    service: FakeService,
+) -> None:
+    program = f"""
+import os
+from agentenv.errors import InfrastructureError
+from agentenv_envs.shop import RemoteShopEnv
+env = RemoteShopEnv(service_url={service.url!r})
+env.reset(seed=0)
+child = os.fork()
+if child == 0:
+    try:
+        env.step("search[kettle]")
+    except InfrastructureError:
+        env.close()
+        raise SystemExit(7)
+    raise SystemExit(8)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+env.step("search[kettle]")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert [name for name, _ in service.log] == ["reset", "interact", "release_one"]
