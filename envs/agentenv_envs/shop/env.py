@@ -62,6 +62,7 @@ class ShopEnv(BaseEnv):
 
     worker: ClassVar[Literal["inline", "thread", "process"]] = "inline"
     policies: ClassVar[Mapping[str, str]] = {
+        "careful": "agentenv_envs.shop.policies:Careful",
         "oracle": "agentenv_envs.shop.policies:Oracle",
         "random": "agentenv_envs.shop.policies:Random",
         "scripted": "agentenv_envs.shop.policies:Scripted",

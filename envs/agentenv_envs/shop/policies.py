@@ -1,9 +1,9 @@
-"""Baselines: one that knows what to buy, one that takes the first good match, and one that clicks by chance.
+"""Baselines: one knows what to buy, one compares attributes, one takes the first match, and one clicks by chance.
 
 Invariants:
 - The oracle plays through the pages like anybody else: what it knows is the product that the wish was made from.
-- The random policy knows the page that is open and the words of the first observation; the scripted one reads
-  observations and nothing else.
+- The random policy knows the page that is open and the words of the first observation; the
+  scripted and the careful one read observations and nothing else.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from .reward import wished_values
 from .search import tokens
 from .session import BUY
 
-__all__ = ["Oracle", "Random", "Scripted"]
+__all__ = ["Careful", "Oracle", "Random", "Scripted"]
 
 _PRODUCT: Final = re.compile(r"^(\S+) \| .* \| ([\d.]+)$", re.MULTILINE)
 _OPTION: Final = re.compile(r"^(?!Chosen:|Buttons:|Shopper:|Wish:)([^:|\n]+): (.*)$", re.MULTILINE)
 _PRICE: Final = re.compile(r" \([\d.]+\)$")
+_ATTRIBUTES: Final = re.compile(r"Attributes of (\S+): (.*)")
+_LOOKS: Final = 5
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -146,6 +148,52 @@ class Scripted:
     def _budget(self) -> float:
         """The highest number that was heard: sizes are smaller, as a rule."""
         return max(map(float, _NUMBER.findall(self._heard)), default=math.inf)
+
+
+class Careful(Scripted):
+    """`Scripted` with a look at the attributes of the first five products within the budget: it buys the one of which
+    the most attributes and options were named.
+
+    Args:
+        env: of no use here.
+        seed: of no use here.
+    """
+
+    def begin(self, observation: str, info: Mapping[str, Any]) -> None:
+        """Take note of the wish, and forget the products of the last one."""
+        super().begin(observation, info)
+        self._to_see: list[str] | None = None
+        self._marks: dict[str, int] = {}
+        self._buying = False
+
+    def act(self, observation: str) -> str:
+        """The next action."""
+        attributes = _ATTRIBUTES.match(observation)
+        if attributes is not None:
+            self._marks[attributes[1]] += sum(
+                _said(value, self._heard) for value in attributes[2].split(", ")
+            )
+            return "click[back to product]"
+        products = _PRODUCT.findall(observation)
+        if self._asking or self._buying or not products:
+            return super().act(observation)
+        if observation.startswith("Results"):
+            if self._to_see is None:
+                fitting = [id for id, price in products if float(price) <= self._budget()]
+                self._to_see = (fitting or [products[0][0]])[:_LOOKS]
+            if self._to_see:
+                return f"click[{self._to_see.pop(0)}]"
+            self._buying = True
+            return f"click[{max(self._marks, key=lambda id: self._marks[id])}]"
+        id = products[0][0]
+        if id in self._marks:
+            return "click[back to results]"
+        named = [values for _, values in _OPTION.findall(observation) if self._named(values)]
+        self._marks[id] = len(named)
+        return "click[attributes]"
+
+    def _named(self, values: str) -> bool:
+        return any(_said(_PRICE.sub("", value), self._heard) for value in values.split(" / "))
 
 
 def _said(value: str, text: str) -> bool:

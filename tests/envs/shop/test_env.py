@@ -73,7 +73,7 @@ def test_the_random_policy_only_does_what_the_page_offers(env: ShopEnv) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_first_good_match_is_often_wrong_and_never_against_the_rules(
+def test_a_look_at_the_attributes_pays_over_the_first_good_match(
     name: str, language: str, play: Play
 ) -> None:
     env = agentenv.make(name, split="heldout", language=language)
@@ -81,6 +81,10 @@ def test_the_first_good_match_is_often_wrong_and_never_against_the_rules(
     ends = [play(env, seed=seed, policy=scripted) for seed in range(150)]
     assert 30 <= sum(info["success"] for info in ends) <= 75
     assert not any(info["metrics"]["invalid_actions"] or info["truncated"] for info in ends)
+    careful = make_baseline(env, "careful", 0)
+    looked = [play(env, seed=seed, policy=careful) for seed in range(60)]
+    assert sum(info["success"] for info in looked) > 6 + sum(info["success"] for info in ends[:60])
+    assert not any(info["metrics"]["invalid_actions"] or info["truncated"] for info in looked)
     if name == "ShopSimulator-MultiTurn-v0":
         assert all(4 <= info["metrics"]["questions"] <= 12 for info in ends)
 
