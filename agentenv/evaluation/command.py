@@ -87,6 +87,11 @@ def add_parser(subparsers: Any) -> None:
         help="tokens of an episode, with --model (default: 16384, or the model's positions if fewer)",
     )
     parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights, with --model (default: on a GPU the model's own, else float32)",
+    )
+    parser.add_argument(
         "--system-prompt", metavar="TEXT", help="put before the first observation; @FILE reads it from there"
     )
     parser.add_argument("--model-name", metavar="NAME", help="with --url: the model to ask for")
@@ -195,8 +200,8 @@ def _player(args: argparse.Namespace, env_fn: Any) -> tuple[Callable[[], Any], d
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "train")
     who = {"model": args.model, "model_digest": _digest(Path(args.model)), **sampling}
-    who["max_context"] = args.max_context
-    return lambda: playing.model_player(env_fn, args.model, args.max_context, args), who, None
+    who |= {"max_context": args.max_context, "dtype": args.dtype}
+    return lambda: playing.model_player(env_fn, args.model, args), who, None
 
 
 def _env_options(given: list[str], split: str | None) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class _Sized(Protocol):
     temperature: float
     max_tokens: int
     max_turns: int | None
+    max_context: int
+    dtype: str | None
     episode_timeout: float
     system_prompt: str | None
 
@@ -117,17 +119,20 @@ def server_player(env_fn: EnvFactory, server: ChatServer, options: _Sized) -> Pl
     )
 
 
-def model_player(env_fn: EnvFactory, name: str, max_context: int, options: _Sized) -> Player:
+def model_player(env_fn: EnvFactory, name: str, options: _Sized) -> Player:
     """Plays a model in this process; needs torch and transformers.
 
     Raises:
         UsageError: it cannot be loaded.
     """
+    import torch
+
     from agentenv.inference.policy import load_policy, open_engine
 
-    policy = load_policy(name)
+    dtype = options.dtype or ("auto" if torch.cuda.is_available() else "float32")
+    policy = load_policy(name, model_options={"dtype": dtype})
     positions = getattr(policy.model.config, "max_position_embeddings", None)
-    length = min(max_context, positions) if positions else max_context
+    length = min(options.max_context, positions) if positions else options.max_context
     config = rollout_config(options, env_fn, max_context=length)
     engine = open_engine(policy, max_batch=options.num_envs, max_length=length)
 

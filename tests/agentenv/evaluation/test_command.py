@@ -250,6 +250,30 @@ def test_a_killed_run_goes_on_and_gives_the_same_report(tmp_path: Path, server: 
     assert reports[0]["episodes"] == 40
 
 
+def test_ctrl_c_ends_it_at_once_although_an_answer_is_awaited(tmp_path: Path, server: Any) -> None:
+    def answer(request: dict[str, Any]) -> str:
+        if len(server.requests) > 6:
+            time.sleep(20)
+        return says_the_word(request)
+
+    server.answer = answer
+    command = [sys.executable, "-m", "agentenv", "eval", "Echo-v0", "--url", server.url, "--episodes", "40"]
+    process = subprocess.Popen(
+        [*command, "--num-envs", "2", "--json", str(tmp_path / "eval.json")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(server.requests) < 8:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=12)
+    assert process.returncode == 130
+    assert "6 of 40 episodes are kept; the same command goes on" in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -59,6 +59,16 @@ def test_weights_that_changed_meanwhile_are_refused(
     assert "model_digest was" in capsys.readouterr().err
 
 
+def test_weights_of_sixteen_bits_play_too(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["eval", "KeyDoor-v0", "--model", policy, "--dtype", "bfloat16", "--max-tokens", "8"]
+    assert cli.main([*command, "--episodes", "8", "--json", str(tmp_path / "eval.json")]) == 0
+    report = json.loads((tmp_path / "eval.json").read_text())
+    assert (report["episodes"], report["failed"]) == (8, 0)
+    assert report["invalid_action_share"] < 0.3
+
+
 def test_a_model_that_is_not_there_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", "Echo-v0", "--model", str(tmp_path / "absent")]) == 2
     assert "no such folder" in capsys.readouterr().err

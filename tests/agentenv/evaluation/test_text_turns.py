@@ -1,14 +1,18 @@
 """Conversations as text: what goes in comes out, whatever characters it has."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.conversation import Conversation, end_of_turn_ids
 from agentenv.inference.text_turns import TextTokenizer, read_messages, text_generation
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufdd0\ufdd1\ufdd2\ufdd3"))
+# Among them the sentinels of conversations, controls, and what templates and JSON give a meaning to.
+TEXTS = st.text(
+    st.sampled_from('ab \n\r\t\x00\x1b<|>{}"\\é世\U0001f600\ue000\ue001\ufdd4\ufffd\u2028'), max_size=20
+)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(TEXTS, min_size=2, max_size=6))
 def test_every_message_of_a_conversation_is_read_back(texts: list[str]) -> None:
     tokenizer = TextTokenizer()
