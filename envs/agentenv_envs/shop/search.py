@@ -163,4 +163,5 @@ def _bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise MissingExtraError("bm25s", "shop") from error
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, which every program would show
     return bm25s

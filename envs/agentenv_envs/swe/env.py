@@ -27,7 +27,7 @@ class SWEEnv(BaseEnv):
     """Software-engineering tasks, embedded ones or those of a data set.
 
     Args:
-        split: "train", "heldout" or (embedded tasks only) "heldout_families".
+        split: "train", "heldout", "heldout_families" (embedded tasks only) or "all" (data sets only).
         dataset: a local JSONL, JSON or Parquet file or the name of a data set on the hub; None for embedded tasks.
         dataset_split: which of the hub data set's own splits to read; None for `test`, or for the only
             one that there is. `split` then divides its rows.

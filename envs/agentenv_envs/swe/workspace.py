@@ -136,22 +136,26 @@ def _load_once(source: str, dataset_split: str | None, keep: frozenset[str] | No
 
 class RowTasks:
     """Rows of a data set, all or those of a keep list. One in five is held out by its id; fewer than ten rows are not
-    split."""
+    split, and split "all" has every row. Seeds go round: n seeds in a row bring each of n rows once, in mixed order."""
 
     def __init__(
         self, source: str, split: str, dataset_split: str | None = None, keep: str | None = None
     ) -> None:
-        if split not in ("train", "heldout"):
-            raise UsageError(f"split is {split!r}; a data set has train and heldout")
+        if split not in ("train", "heldout", "all"):
+            raise UsageError(f"split is {split!r}; a data set has train, heldout and all")
         kept = None if keep is None else read_keep_list(Path(keep))
         rows = sorted(_load_once(source, dataset_split, kept), key=lambda row: row.instance_id)
-        if len(rows) >= 10:
+        if len(rows) >= 10 and split != "all":
             held_out = {row.instance_id for row in random.Random(0).sample(rows, len(rows) // 5)}
             rows = [row for row in rows if (row.instance_id in held_out) == (split == "heldout")]
-        self.rows = rows
+        self.rows = random.Random(0).sample(rows, len(rows))
+
+    def row(self, seed: int) -> SWETask:
+        """The seed's."""
+        return self.rows[seed % len(self.rows)]
 
     def open(self, seed: int, backend: SandboxBackend) -> "RowWorkspace":
-        return RowWorkspace(self.rows[random.Random(seed).randrange(len(self.rows))], backend)
+        return RowWorkspace(self.row(seed), backend)
 
 
 class RowWorkspace:

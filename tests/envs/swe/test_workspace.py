@@ -46,6 +46,15 @@ def test_a_small_data_set_is_not_split(tmp_path: Path) -> None:
     assert _ids(RowTasks(source, "train")) == _ids(RowTasks(source, "heldout"))
 
 
+def test_seeds_go_round_the_rows_of_a_split_in_mixed_order_and_all_has_every_row(tmp_path: Path) -> None:
+    tasks = RowTasks(_write(tmp_path / "many.jsonl", 20), "all")
+    for first in (0, 2**31 + 7):
+        played = [tasks.row(first + number).instance_id for number in range(20)]
+        assert sorted(played) == sorted(f"demo-{i}" for i in range(20))
+        assert played != sorted(played)
+    assert tasks.row(3) == RowTasks(str(tmp_path / "many.jsonl"), "all").row(23)
+
+
 def test_a_data_set_has_no_held_out_families(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="heldout_families"):
         RowTasks(_write(tmp_path / "few.jsonl", 3), "heldout_families")
