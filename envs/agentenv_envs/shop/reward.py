@@ -116,9 +116,11 @@ def attribute_hit(wanted: str, product: Product) -> bool:
 
 def wished_values(options: Collection[Need], product: Product) -> dict[str, str]:
     """Of each axis of a product the value that is wished for, if one is: the very one before one that matches."""
-    wanted = [need.value for need in options]
+    axes = {option.axis for option in product.options}
     chosen: dict[str, str] = {}
     for option in product.options:
+        # A need of another axis of this product is not meant; one without an axis may be.
+        wanted = [need.value for need in options if need.axis == option.axis or need.axis not in axes]
         exact = [value for value in option.values if value in wanted]
         close = exact or [value for value in option.values if any(matches(want, value) for want in wanted)]
         if close:

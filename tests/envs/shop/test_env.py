@@ -247,14 +247,15 @@ def test_environments_of_a_process_share_one_catalogue_and_pickle_without_it() -
     assert [env.step(action)[:4] for action in actions] == [thawed.step(action)[:4] for action in actions]
 
 
-def test_a_catalogue_that_no_environment_holds_is_let_go() -> None:
-    def loaded(products: int) -> int:
-        return id(load_catalogue(CatalogueSpec(products=products)))
+def test_the_two_catalogues_used_last_stay_and_others_are_let_go() -> None:
+    def load(kinds: int) -> weakref.ref[Any]:
+        return weakref.ref(load_catalogue(CatalogueSpec(language="mixed", products=kinds * 120)))
 
-    first = weakref.ref(load_catalogue(CatalogueSpec(products=1)))
-    loaded(121), loaded(241)
+    first, second = load(1), load(2)
+    load(1)  # used again: the second is now the older one
+    load(3)
     gc.collect()
-    assert first() is None
+    assert first() is not None and second() is None
 
 
 def test_threads_that_ask_at_once_get_the_same_catalogue() -> None:

@@ -233,3 +233,33 @@ def test_a_broken_record_of_an_array_is_refused_by_line_and_number(tmp_path: Pat
         UsageError, match=rf"items\.json: line {line} \(record 2\): tag must be one of train, eval"
     ):
         read_catalogue(tmp_path / "items.json")
+
+
+def test_a_value_of_two_axes_or_of_a_control_is_told_apart_by_its_axis(
+    official: Write, record: Record, play: Play
+) -> None:
+    options = {"外": [{"value": "红"}, {"value": "details"}], "内": [{"value": "蓝"}, {"value": "红"}]}
+    made = record(1, customization_options=options, pricing=10)
+    made["instructions"][0]["options"] = {"外": "details", "内": "红"}
+    env = ShopSingleTurnEnv(data=str(official([made])))
+    env.reset(seed=0)
+    env.step("search[云朵牌陶瓷马克杯]")
+    env.step("click[700001]")
+    assert env.session.buttons()[:4] == ["红", "外: details", "蓝", "内: 红"]
+    assert len(env.session.buttons()) == len(set(env.session.buttons()))
+    env.step("click[红]")
+    env.step("click[ 内:  红 ]")
+    assert env.session.chosen == {"外": "红", "内": "红"}
+    assert "家居 > 厨房" in env.step("click[details]")[0]
+    env.step("click[back to product]")
+    env.step("click[外: details]")
+    assert env.session.chosen == {"外": "details", "内": "红"}
+    assert play(env)["success"]
+
+
+def test_a_stated_budget_below_the_price_is_not_taken(official: Write, record: Record) -> None:
+    made = record(1)
+    made["instructions"][0]["instruction"] = "Get a mug, 半升装, budget 20"
+    _, tasks = read_catalogue(official([made]))
+    assert tasks["train"][0].price_cap == 70.0
+    assert tasks["train"][0].instruction.endswith("（价格不超过70）")
