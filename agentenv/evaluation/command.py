@@ -254,7 +254,11 @@ def _digest(folder: Path) -> str | None:
 def _write_report(path: Path, report: dict[str, Any]) -> None:
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(f"{json.dumps(report, indent=1, ensure_ascii=False)}\n", encoding="utf-8")
+        part.write_text(
+            f"{json.dumps(report, indent=1, ensure_ascii=False)}\n",
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
         os.replace(part, path)
     except OSError as error:
         raise UsageError(f"--json: {path} cannot be written: {error.strerror}") from error

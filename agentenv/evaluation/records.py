@@ -104,7 +104,8 @@ class EpisodeLog:
         self._settings = dict(settings)
         self._file: IO[str] | None = None
         self.records: dict[int, EpisodeRecord] = {}
-        """By index; those that failed are not among them after a start, so that they are played again."""
+        """By index, without their messages, which only the file has; those that failed are not among them after a
+        start, so that they are played again."""
         if path is not None:
             self._open(path, overwrite)
 
@@ -115,11 +116,12 @@ class EpisodeLog:
         self.close()
 
     def add(self, record: EpisodeRecord) -> None:
-        """Keep an episode."""
-        self.records[record.index] = record
+        """Keep an episode; its messages leave the memory."""
         if self._file is not None:
             self._file.write(f"{json.dumps(asdict(record), ensure_ascii=False)}\n")
             self._file.flush()
+        record.messages = []
+        self.records[record.index] = record
 
     def close(self) -> None:
         """Give the file free."""
@@ -129,7 +131,13 @@ class EpisodeLog:
 
     def _open(self, path: Path, overwrite: bool) -> None:
         try:
-            self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+            self._file = open(  # noqa: SIM115 - closed by `close`
+                # What has no UTF-8 form, such as an odd byte of a file's name in an error, becomes JSON's own escape.
+                path,
+                "a+",
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
         except OSError as error:
             raise UsageError(f"--json: {path} cannot be written: {error.strerror}") from error
         try:
@@ -148,7 +156,8 @@ class EpisodeLog:
         data = b"" if overwrite else path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         os.ftruncate(self._file.fileno(), len(whole))
-        lines = whole.decode("utf-8").splitlines()
+        # Not splitlines: texts hold other separators, which JSON leaves as they are.
+        lines = whole.decode("utf-8", "replace").split("\n")[:-1]
         if not lines:
             self._file.write(f"{json.dumps({'settings': self._settings}, ensure_ascii=False)}\n")
             self._file.flush()
@@ -160,6 +169,7 @@ class EpisodeLog:
             for line in lines[1:]:
                 number += 1
                 record = EpisodeRecord(**{k: v for k, v in json.loads(line).items() if k in known})
+                record.messages = []
                 if record.failed:
                     self.records.pop(record.index, None)
                 else:

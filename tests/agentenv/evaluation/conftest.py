@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -93,21 +92,3 @@ def server() -> Iterator[FakeServer]:
     http.shutdown()
     http.server_close()
     thread.join(5)
-
-
-def says_the_word(request: dict[str, Any]) -> str:
-    """What solves Echo-v0."""
-    for message in request["messages"]:
-        if message["content"].startswith("Say the word "):
-            return str(message["content"].removesuffix(".").rpartition(" ")[2])
-    raise AssertionError(request)
-
-
-def slowly(seconds: float, answer: Callable[[dict[str, Any]], Answer]) -> Callable[[dict[str, Any]], Answer]:
-    """An answer that takes its time."""
-
-    def late(request: dict[str, Any]) -> Answer:
-        time.sleep(seconds)
-        return answer(request)
-
-    return late
