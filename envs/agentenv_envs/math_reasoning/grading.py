@@ -21,6 +21,7 @@ __all__ = ["MAX_ANSWER_CHARS", "MAX_DEPTH", "Grade", "grade_answer"]
 MAX_ANSWER_CHARS: Final = 2_000
 MAX_DEPTH: Final = 30
 _NOISE = re.compile(r"\\(?:left|right|displaystyle|,|;|:|!| )(?![a-zA-Z])|\$|\s+")
+_BETWEEN_DIGITS = re.compile(r"(?<=[0-9])\s+(?=[0-9])")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\{([^{}]*)\}")
 _PLAIN = re.compile(r"-?[0-9]+|-?[0-9]+/[0-9]+|-?\\[dt]?frac\{-?[0-9]+\}\{[0-9]+\}")
 
@@ -68,8 +69,8 @@ def grade_answer(task: MathTask, answer: str, *, verifier: Verifier | None = Non
 
 
 def same_text(answer: str) -> str:
-    """An answer without spaces, dollars and other marks that change nothing."""
-    text = _TEXT.sub(r"\1", answer)
+    """An answer without spaces, dollars and other marks that change nothing; `1 2` is not `12`."""
+    text = _BETWEEN_DIGITS.sub("_", _TEXT.sub(r"\1", answer))
     return _NOISE.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".")
 
 

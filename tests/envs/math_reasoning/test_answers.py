@@ -69,6 +69,20 @@ def test_a_megabyte_is_read_in_a_moment(piece: str) -> None:
         (r"\(7\)", 7),
         ("x = 7", 7),
         ("x=-1/2", Fraction(-1, 2)),
+        ("x_1 = 7", 7),
+        ("X=7", 7),
+        ("12 345", 12345),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        ("1 1/2", Fraction(3, 2)),
+        (r"-1\tfrac12", Fraction(-3, 2)),
+        (r"7\text{ apples}", 7),
+        (r"\frac{5}{3} \text{ hours}", Fraction(5, 3)),
+        (r"7\,\mathrm{cm}^2", 7),
+        (r"\$7", 7),
+        (r"\text{7}", 7),
+        ("{7}", 7),
+        (r"\displaystyle 7", 7),
+        (r"\left(7\right)", 7),
     ],
 )
 def test_a_number_has_its_value_however_it_is_spelled(text: str, value: int | Fraction) -> None:
@@ -95,7 +109,15 @@ def test_a_number_has_its_value_however_it_is_spelled(text: str, value: int | Fr
             "٣",
             "1_0",
         ),
-        *("9" * 500, "(1, 2)", "inf", "nan", "="),
+        *("9" * 500, "(1, 2)", "inf", "nan", "=", "12 34", "1 2345", "1 1/2/3"),
+        *(
+            r"7\text{ thousand}",
+            r"7\text{ percent}",
+            r"7\text{ or none}",
+            r"7\text{2}",
+            r"3\frac{5}{2}",
+            r"1\frac{-1}{2}",
+        ),
     ],
 )
 def test_what_is_not_plainly_one_number_has_no_value(text: str) -> None:
@@ -106,7 +128,9 @@ def test_what_is_not_plainly_one_number_has_no_value(text: str) -> None:
     "text",
     [
         *("1, 5/2", "(1, 5/2)", "1 and 2.5", "x = 1, y = 5/2", "(x, y) = (1, 5/2)", "$1, 5/2$"),
-        *(r"x=1 \text{ and } y=\frac{5}{2}", r"\left(1, 2.5\right)", r"\{1; 5/2\}"),
+        *(r"x=1 \text{ and } y=\frac{5}{2}", r"\left(1, 2.5\right)", r"\{1; 5/2\}", r"\left\{1, 5/2\right\}"),
+        *(r"1, 2\frac{1}{2}", "1, 2 1/2", r"x_1 = 1, x_2 = 5/2", r"x_{1} = 1, x_{2} = 5/2", r"x=1 \\ y=5/2"),
+        *("y = 5/2, x = 1", "(y, x) = (5/2, 1)"),
     ],
 )
 def test_two_numbers_have_their_values_however_they_are_put(text: str) -> None:
@@ -137,6 +161,22 @@ def test_roots_may_come_in_any_order_and_unknowns_may_not() -> None:
     assert not grade_answer(task(1, 2), "2, 1").correct
     assert not grade_answer(task(1, 2, any_order=True), "1, 1").correct
     assert not grade_answer(task(1, 2, any_order=True), "1, 2, 3").correct
+
+
+def test_unknowns_are_taken_by_their_names() -> None:
+    assert grade_answer(task(1, 2), "y = 2, x = 1").correct
+    assert not grade_answer(task(1, 2), "y = 1, x = 2").correct
+    assert not grade_answer(task(1, 2), "(y, x) = (1, 2)").correct
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "correct"),
+    [("11/2", "1 1/2", False), ("3/2", "1 1/2", True), ("12", "1 2", False), ("12345", "12 345", True)],
+)
+def test_a_space_between_digits_is_not_nothing(expected: str, answer: str, correct: bool) -> None:
+    if expected == "12":
+        pytest.importorskip("math_verify")  # what is no number and not the same text is for the library
+    assert grade_answer(MathTask("t", "f", "p", expected), answer).correct is correct
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,31 @@ def test_another_wording_is_the_same_problem_and_so_in_the_same_split() -> None:
     assert len(stories) < sum(id.startswith("word") for id in ids.values())
 
 
+@pytest.mark.parametrize(("family", "level"), [("arithmetic", 2), ("fractions", 1)])
+def test_a_sum_or_product_in_another_order_is_in_the_same_split(family: str, level: int) -> None:
+    # Operands of + and * in one order, in the innermost brackets first.
+    def in_order(problem: str) -> str:
+        text = problem.removeprefix("What is ").rstrip("?")
+        while found := re.search(r"\(([^()]*) ([-+*/]) ([^()]*)\)", text):
+            text = text[: found.start()] + f"<{ordered(*found.groups())}>" + text[found.end() :]
+        top = re.fullmatch(r"(<.*>|\S+) ([-+*/]) (<.*>|\S+)", text)
+        assert top is not None
+        return ordered(*top.groups())
+
+    def ordered(one: str, sign: str, two: str) -> str:
+        return sign.join(sorted((one, two)) if sign in "+*" else (one, two))
+
+    train, heldout = (
+        {
+            in_order(generate_task(seed, split=split, levels=[level], families=[family]).problem)
+            for seed in range(3000)
+        }
+        for split in ("train", "heldout")
+    )
+    assert len(heldout) > 500
+    assert not train & heldout
+
+
 def test_level_0_is_small_numbers_and_short_problems() -> None:
     for seed in range(400):
         task = generate_task(seed, levels=[0])
@@ -95,6 +120,7 @@ def test_the_seed_decides_in_another_process_with_another_hash_seed() -> None:
         ({"levels": [5]}, "levels must be of 0, 1, 2, 3, 4, got 5"),
         ({"levels": []}, "levels must be a list of one or more of 0, 1, 2, 3, 4"),
         ({"levels": [True]}, "got True"),
+        ({"levels": [2.0]}, "got 2.0"),
         ({"families": ["geometry"]}, "families must be of arithmetic, .*got 'geometry'"),
         ({"families": "linear"}, "families must be a list"),
     ],

@@ -48,6 +48,12 @@ def task(answer: str) -> MathTask:
         ("42", "40<x<43", False),
         (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}", False),
         ("(1,2)", "(2,1)", False),
+        (r"\frac{1}{2^{30}}", "0.0", False),
+        (r"\frac{1}{2^{100}}", r"\frac{1}{3^{100}}", False),
+        (r"\frac{1}{2^{100}}", "2^{-100}", True),
+        (r"\frac{1}{30000}", "0.000033", True),
+        (r"\frac{1}{300}", "0.003333", True),
+        (r"\sqrt{3}-\sqrt{3}", "0", True),
     ],
 )
 def test_expressions_are_compared_as_mathematics(

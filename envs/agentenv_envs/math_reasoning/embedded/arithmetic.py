@@ -23,11 +23,12 @@ _OPERATORS: Final[dict[str, Callable[[Fraction, Fraction], Fraction]]] = {
 
 
 class _Expression(NamedTuple):
-    """An expression in full brackets, its value, and the same as Python."""
+    """An expression in full brackets, its value, the same as Python, and in one order whatever that of its sums is."""
 
     text: str
     value: Fraction
     python: str
+    key: str
 
 
 def arithmetic(rng: random.Random, level: int) -> Draft:
@@ -45,10 +46,10 @@ def arithmetic(rng: random.Random, level: int) -> Draft:
 
     def leaf() -> _Expression:
         number = rng.randint(2, most)
-        return _Expression(str(number), Fraction(number), str(number))
+        return _Expression(str(number), Fraction(number), str(number), str(number))
 
     made = _tree(rng, leaves, "+-*", leaf)
-    return Draft(f"What is {made.text}?", (made.value,), f"print({made.python})", (made.text,))
+    return Draft(f"What is {made.text}?", (made.value,), f"print({made.python})", (made.key,))
 
 
 def fractions(rng: random.Random, level: int) -> Draft:
@@ -64,14 +65,15 @@ def fractions(rng: random.Random, level: int) -> Draft:
     def leaf() -> _Expression:
         under = rng.randint(2, most)
         over = rng.choice([n for n in range(1, 2 * under) if math.gcd(n, under) == 1])
-        return _Expression(f"{over}/{under}", Fraction(over, under), f"F({over}, {under})")
+        text = f"{over}/{under}"
+        return _Expression(text, Fraction(over, under), f"F({over}, {under})", text)
 
     while True:
         made = _tree(rng, leaves, signs, leaf)
         if made.value.denominator < 10**8:
             break
     program = f"from fractions import Fraction as F\nprint({made.python})"
-    return Draft(f"What is {made.text}?", (made.value,), program, (made.text,))
+    return Draft(f"What is {made.text}?", (made.value,), program, (made.key,))
 
 
 def modular(rng: random.Random, level: int) -> Draft:
@@ -191,4 +193,6 @@ def _tree(
     text, python = f"{a} {sign} {b}", f"{one.python} {sign} {two.python}"
     if inner:
         text, python = f"({text})", f"({python})"
-    return _Expression(text, _OPERATORS[sign](one.value, two.value), python)
+    first, second = sorted((one.key, two.key)) if sign in "+*" else (one.key, two.key)
+    key = f"({first} {sign} {second})"
+    return _Expression(text, _OPERATORS[sign](one.value, two.value), python, key)

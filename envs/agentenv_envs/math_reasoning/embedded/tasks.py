@@ -3,7 +3,7 @@
 Invariants:
 - the seed, the split, the levels and the families decide the task, in every process and on every machine;
 - a hash of the problem's mathematics, without its wording, says whether it is a training or a held-out task: no seed
-  brings a held-out problem into training, and neither does another name or another order of a sum.
+  brings a held-out problem into training, and neither does another name or another order of a sum or product.
 """
 
 import hashlib
@@ -89,5 +89,5 @@ def check_choice(name: str, values: Any, allowed: Sequence[Any]) -> None:
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise UsageError(f"{name} must be a list of one or more of {listed}, got {values!r}")
     for value in values:
-        if isinstance(value, bool) or value not in allowed:
+        if isinstance(value, bool | float) or value not in allowed:
             raise UsageError(f"{name} must be of {listed}, got {value!r}")
