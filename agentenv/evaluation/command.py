@@ -124,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise UsageError(f"--json {args.json}: its folder does not exist")
+    if args.json is not None and (not args.json.name or args.json.is_dir()):
+        raise UsageError(f"--json {args.json}: is a folder; name a file")
     if args.model_name is not None and args.url is None:
         raise UsageError("--model-name goes with --url")
     args.system_prompt = _system_prompt(args.system_prompt)

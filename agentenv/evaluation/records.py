@@ -5,7 +5,7 @@ The file has a first line with the settings and then one line an episode, in the
 Invariants:
 
 * A line is there in full or not at all: what a killed run left of its last line is cut off.
-* A file is gone on from only with the settings that it was begun with.
+* A file with episodes is gone on from only with the settings that it was begun with.
 * Two processes never write to the same file.
 * A report is made of these lines alone, in the order of their indices: it does not depend on interruptions.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -64,7 +65,7 @@ class EpisodeRecord:
         numbers = {
             str(name): float(value)
             for name, value in (metrics or {}).items()
-            if isinstance(value, int | float) and value == value
+            if isinstance(value, int | float) and math.isfinite(value)
         }
         invalid = next((numbers[name] for name in _INVALID if name in numbers), None)
         if invalid is None:  # an episode that the rollout cut off has no last word of the environment
@@ -159,12 +160,11 @@ class EpisodeLog:
         # Not splitlines: texts hold other separators, which JSON leaves as they are.
         lines = whole.decode("utf-8", "replace").split("\n")[:-1]
         if not lines:
-            self._file.write(f"{json.dumps({'settings': self._settings}, ensure_ascii=False)}\n")
-            self._file.flush()
+            self._begin()
             return
         number = 1
         try:
-            begun_with = json.loads(lines[0])["settings"]
+            begun_with = dict(json.loads(lines[0])["settings"])
             known = {item.name for item in fields(EpisodeRecord)}
             for line in lines[1:]:
                 number += 1
@@ -174,9 +174,18 @@ class EpisodeLog:
                     self.records.pop(record.index, None)
                 else:
                     self.records[record.index] = record
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}, line {number}: not a line of an evaluation ({error!r})") from error
+        if number == 1:  # a command that failed before its first episode binds nobody
+            os.ftruncate(self._file.fileno(), 0)
+            self._begin()
+            return
         self._check(path, begun_with)
+
+    def _begin(self) -> None:
+        assert self._file is not None
+        self._file.write(f"{json.dumps({'settings': self._settings}, ensure_ascii=False)}\n")
+        self._file.flush()
 
     def _check(self, path: Path, begun_with: Mapping[str, Any]) -> None:
         now = json.loads(json.dumps(self._settings))

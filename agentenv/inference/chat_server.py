@@ -2,8 +2,9 @@
 
 Invariants:
 
-* What may pass (time-outs, 408, 409, 429, 5xx, a connection refused or cut, an answer that is no JSON) is tried again,
-  with pauses that double and that the server may set itself (Retry-After); what cannot (401, 403, 404) never is.
+* What may pass (time-outs, 408, 409, 429, 5xx, a connection refused or cut, an answer that is no JSON or has no
+  choices) is tried again, with pauses that double and that the server may set itself (Retry-After); what cannot (401,
+  403, 404) never is.
 * The API key goes into the Authorization header, and nowhere else: into no message, log or file.
 * A server that does not know an optional field is asked without it from then on.
 """
@@ -20,7 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -31,7 +32,10 @@ __all__ = ["ChatAnswer", "ChatServer", "ContextLengthError", "ServerGoneError"]
 
 logger = logging.getLogger(__name__)
 
-_AGAIN: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_AGAIN: Final = frozenset({408, 409, 425, 429})
+"""And all from 500 on, such as a proxy's 524."""
+_LIST_TIMEOUT_S: Final = 30.0
+_LIST_RETRIES: Final = 3
 _LONGEST_PAUSE_S: Final = 60.0
 _OPTIONAL: Final = ("seed", "temperature", "top_p", "max_tokens", "max_completion_tokens")
 _TOO_LONG: Final = re.compile(
@@ -84,13 +88,13 @@ class ChatServer:
     Args:
         url: of the API, such as ``http://127.0.0.1:8000/v1``, or of its ``/chat/completions``.
         model: name of the model in requests; None: :meth:`choose_model` finds it.
-        api_key: for the Authorization header; None: none is sent.
+        api_key: for the Authorization header, white space around it apart; None or empty: none is sent.
         timeout_s: of one request.
         retries: how often a request is tried again.
         first_pause_s: before the first retry; doubles with each.
 
     Raises:
-        UsageError: the URL is none of http or https.
+        UsageError: the URL is none of http or https, or the key can't be sent.
     """
 
     def __init__(
@@ -103,11 +107,14 @@ class ChatServer:
         retries: int = 6,
         first_pause_s: float = 0.5,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        host = _host(url)
+        if host is None:
             raise UsageError(
                 f"--url {url!r} must be an address such as http://127.0.0.1:8000/v1 or https://HOST/v1"
             )
+        api_key = (api_key or "").strip()
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise UsageError("the key has characters that no header can hold; look at OPENAI_API_KEY")
         self.base = url.rstrip("/").removesuffix("/chat/completions")
         self.model = model
         self._api_key = api_key
@@ -118,7 +125,7 @@ class ChatServer:
         self._closing = threading.Event()
         self._has_answered = False
         # A proxy of the environment is of no use for what listens on this machine.
-        handlers = [urllib.request.ProxyHandler({})] if _is_local(parts.hostname) else []
+        handlers = [urllib.request.ProxyHandler({})] if _is_local(host) else []
         self._opener = urllib.request.build_opener(*handlers)
 
     def choose_model(self) -> str:
@@ -131,20 +138,24 @@ class ChatServer:
             UsageError: nothing listens there, the key is refused, or the model has to be named.
         """
         names: list[str] | None = None
+        # A server lists its models at once or not at all.
+        timeout_s, retries = min(self._timeout_s, _LIST_TIMEOUT_S), min(self._retries, _LIST_RETRIES)
+        reason = ""
         for base in dict.fromkeys((self.base, f"{self.base.removesuffix('/v1')}/v1")):
             try:
-                listed = self._request("GET", f"{base}/models", None)
+                listed = self._request("GET", f"{base}/models", None, timeout_s=timeout_s, retries=retries)
                 names = [str(model["id"]) for model in listed["data"]]
             except (ServerGoneError, ModelError, KeyError, TypeError) as error:
                 if getattr(error, "is_final", False):
                     raise UsageError(str(error)) from error
+                reason = reason or (f" ({error})" if isinstance(error, ModelError) else "")
                 continue
             self.base = base
             break
         if self.model is not None:
             return self.model
         if not names:
-            raise UsageError(f"{self.base} does not list its models; name one with --model-name")
+            raise UsageError(f"{self.base} does not list its models; name one with --model-name{reason}")
         if len(names) > 1:
             shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
             raise UsageError(f"{self.base} serves {len(names)} models; choose with --model-name: {shown}")
@@ -175,7 +186,10 @@ class ChatServer:
         while True:
             body = {"model": self.model, "messages": messages, **self._known(fields)}
             try:
-                return self._read(self._request("POST", f"{self.base}/chat/completions", body))
+                answer: ChatAnswer = self._request(
+                    "POST", f"{self.base}/chat/completions", body, read=self._read
+                )
+                return answer
             except _RefusedFieldError as error:
                 logger.warning("%s does not take the field %r; it is left out", self.base, error.field)
                 self._unknown_fields.add(error.field)
@@ -198,26 +212,38 @@ class ChatServer:
     def _read(self, answer: Any) -> ChatAnswer:
         try:
             choice = answer["choices"][0]
-            text = choice["message"].get("content") or ""
-            usage = answer.get("usage") or {}
-            self._has_answered = True
-            return ChatAnswer(
-                str(text),
-                str(choice.get("finish_reason") or "stop"),
-                usage.get("prompt_tokens"),
-                usage.get("completion_tokens"),
-            )
+            text = _text(choice["message"].get("content"))
+            usage = answer.get("usage")
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ModelError(f"{self.base} gave an answer without choices: {_short(answer)}") from error
+            raise _TryAgainError(f"gave an answer without choices: {_short(answer)}") from error
+        self._has_answered = True
+        usage = usage if isinstance(usage, dict) else {}
+        return ChatAnswer(
+            text,
+            str(choice.get("finish_reason") or "stop"),
+            _count(usage.get("prompt_tokens")),
+            _count(usage.get("completion_tokens")),
+        )
 
-    def _request(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+    def _request(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None,
+        *,
+        read: Callable[[Any], Any] = lambda answer: answer,
+        timeout_s: float | None = None,
+        retries: int | None = None,
+    ) -> Any:
         """Send, again where that may help."""
-        for attempt in range(self._retries + 1):
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        retries = self._retries if retries is None else retries
+        for attempt in range(retries + 1):
             try:
-                return self._send(method, url, body)
+                return read(self._send(method, url, body, timeout_s))
             except _TryAgainError as error:
                 # Before anything has answered, nothing listening there is a wrong address more likely than a restart.
-                if attempt == self._retries or (error.refused and not self._has_answered):
+                if attempt == retries or (error.refused and not self._has_answered):
                     tried = f", {attempt + 1} times in a row" if attempt else ""
                     failed = ServerGoneError if error.refused else ModelError
                     raise _final(failed(f"{url}: {error}{tried}"), error.refused) from error
@@ -228,7 +254,7 @@ class ChatServer:
                     raise ModelError(f"{url}: {error}; given up, since the evaluation ends") from error
         raise AssertionError("unreachable")
 
-    def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+    def _send(self, method: str, url: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, method=method)
         request.add_header("Content-Type", "application/json")
@@ -236,14 +262,14 @@ class ChatServer:
         if self._api_key:
             request.add_header("Authorization", f"Bearer {self._api_key}")
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
+            with self._opener.open(request, timeout=timeout_s) as response:
                 text = response.read()
         except urllib.error.HTTPError as error:
             raise self._refusal(url, body or {}, error) from error
         except urllib.error.URLError as error:
-            raise self._no_answer(error.reason) from error
+            raise _no_answer(error.reason, timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
-            raise self._no_answer(error) from error
+            raise _no_answer(error, timeout_s) from error
         try:
             answer = json.loads(text)
         except ValueError as error:
@@ -252,24 +278,13 @@ class ChatServer:
             raise _TryAgainError(f"answered with an error: {_short(answer['error'])}")
         return answer
 
-    def _no_answer(self, reason: Any) -> Exception:
-        if isinstance(reason, TimeoutError):
-            return _TryAgainError(f"no answer within {self._timeout_s:g} s")
-        if isinstance(reason, ConnectionRefusedError):
-            return _TryAgainError("connection refused: nothing listens there", refused=True)
-        if isinstance(reason, OSError) and not isinstance(reason, ConnectionError):
-            return _TryAgainError(
-                f"cannot be reached: {reason}", refused=True
-            )  # no such host, a bad certificate
-        return _TryAgainError(f"the connection was cut: {type(reason).__name__} {reason}".rstrip())
-
     def _refusal(self, url: str, body: Mapping[str, Any], error: urllib.error.HTTPError) -> Exception:
         try:
             detail = _short(_message(error.read()))
         except (OSError, http.client.HTTPException):
             detail = "no message"
         said = f"the server answered {error.code}: {detail}"
-        if error.code in _AGAIN:
+        if error.code in _AGAIN or error.code >= 500:
             return _TryAgainError(said, pause_s=_seconds(error.headers.get("Retry-After")))
         if error.code in (401, 403):
             key = "the key of OPENAI_API_KEY was sent" if self._api_key else "OPENAI_API_KEY is not set"
@@ -286,6 +301,17 @@ class ChatServer:
         return ServerGoneError(f"{url}: {said}")
 
 
+def _no_answer(reason: Any, timeout_s: float) -> _TryAgainError:
+    if isinstance(reason, TimeoutError):
+        return _TryAgainError(f"no answer within {timeout_s:g} s")
+    if isinstance(reason, ConnectionRefusedError):
+        return _TryAgainError("connection refused: nothing listens there", refused=True)
+    if isinstance(reason, OSError) and not isinstance(reason, ConnectionError):
+        # no such host, a bad certificate
+        return _TryAgainError(f"cannot be reached: {reason}", refused=True)
+    return _TryAgainError(f"the connection was cut: {type(reason).__name__} {reason}".rstrip())
+
+
 class _RefusedFieldError(Exception):
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -296,6 +322,28 @@ def _final(error: ModelError, is_final: bool) -> ModelError:
     """Mark what another path of the same server would not mend."""
     error.is_final = is_final  # type: ignore[attr-defined]
     return error
+
+
+def _host(url: str) -> str | None:
+    """The host of an address of http or https; None: it is no such address."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    plain = url.isprintable() and " " not in url and parts.username is None
+    return parts.hostname if plain and parts.scheme in ("http", "https") else None
+
+
+def _text(content: Any) -> str:
+    """What the model says: some servers give it in parts, of which some are thoughts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if part.get("type") == "text")
+    return str(content or "")
+
+
+def _count(tokens: Any) -> int | None:
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else None
 
 
 def _is_local(host: str) -> bool:

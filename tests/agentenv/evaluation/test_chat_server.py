@@ -33,12 +33,18 @@ def test_a_turn_asks_for_what_was_set_and_reads_text_and_tokens(server: Any) -> 
     ]
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 524])
 def test_what_may_pass_is_asked_again(server: Any, status: int) -> None:
-    answers: list[Any] = [(status, {"error": {"message": "busy"}}, {}), None, (200, b"<html>", {}), "at last"]
+    answers: list[Any] = [
+        (status, {"error": {"message": "busy"}}, {}),
+        None,
+        (200, b"<html>", {}),
+        (200, {"choices": []}, {}),
+        "at last",
+    ]
     server.answer = lambda request: answers.pop(0)
-    assert _ask(_client(server)) == "at last"
-    assert len(server.requests) == 4
+    assert _ask(_client(server, retries=4)) == "at last"
+    assert len(server.requests) == 5
 
 
 def test_what_does_not_pass_is_an_error_that_tells_what_came_and_how_often(server: Any) -> None:
@@ -124,6 +130,46 @@ def test_an_answer_without_text_is_an_empty_one(server: Any) -> None:
     assert _ask(_client(server)) == ""
 
 
+def test_an_answer_in_parts_is_its_text_without_the_thoughts(server: Any) -> None:
+    parts = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "at "},
+        {"type": "text", "text": "last"},
+    ]
+    server.answer = lambda request: (200, {"choices": [{"message": {"content": parts}}]}, {})
+    assert _ask(_client(server)) == "at last"
+
+
+@pytest.mark.parametrize("usage", [None, [1], "many", {"prompt_tokens": "x"}, {"prompt_tokens": -1}])
+def test_tokens_that_are_no_numbers_are_unknown(server: Any, usage: Any) -> None:
+    body = {"choices": [{"message": {"content": "word"}}], "usage": usage}
+    server.answer = lambda request: (200, body, {})
+    answer = _client(server).complete(MESSAGES, max_tokens=5, temperature=0.5)
+    assert (answer.text, answer.prompt_tokens, answer.completion_tokens) == ("word", None, None)
+
+
+def test_a_server_that_hangs_before_the_first_episode_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentenv.inference import chat_server
+
+    monkeypatch.setattr(chat_server, "_LIST_TIMEOUT_S", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        began = time.monotonic()
+        with pytest.raises(UsageError, match=r"--model-name .*no answer within 0\.1 s, 4 times in a row"):
+            ChatServer(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", first_pause_s=0.01).choose_model()
+    assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("key", ["secret\nInjected: 1", "s\u00e9cret", "secret\u20ac"])
+def test_a_key_that_no_header_can_hold_is_refused_and_never_told(server: Any, key: str) -> None:
+    with pytest.raises(UsageError, match="OPENAI_API_KEY") as refused:
+        _client(server, api_key=key)
+    assert "cret" not in str(refused.value)
+    assert _ask(_client(server, api_key="secret\n")) == "word"
+    assert server.keys == ["Bearer secret"]
+
+
 def test_nothing_that_listens_is_one_error_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -148,7 +194,9 @@ def test_one_of_several_models_has_to_be_named(server: Any) -> None:
     assert ChatServer(server.url, model="large").choose_model() == "large"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http://", ""])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://host/v1", "http://", "", "http://[::1", "http://host:port", "http://a b"]
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"--url '.*' must be an address such as http://"):
         ChatServer(url)

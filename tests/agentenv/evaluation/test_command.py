@@ -430,6 +430,37 @@ def test_a_folder_that_is_not_there_and_a_file_in_use_are_told(evaluate: Evaluat
     assert code == 2 and "line 1: not a line of an evaluation" in err
 
 
+@pytest.mark.parametrize("line", ["3", "[]", "{}", '{"index": 0}'])
+def test_a_line_that_is_no_episode_is_named(evaluate: Evaluate, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "eval.episodes.jsonl"
+    path.write_text(f'{{"settings": {{}}}}\n{line}\n')
+    code, _, err = evaluate("Echo-v0", "--policy", "oracle", "--episodes", "1")
+    assert code == 2 and "line 2: not a line of an evaluation" in err
+    path.write_text('{"settings": 3}\n')
+    code, _, err = evaluate("Echo-v0", "--policy", "oracle", "--episodes", "1")
+    assert code == 2 and "line 1: not a line of an evaluation" in err
+
+
+def test_a_command_that_failed_before_its_first_episode_binds_nobody(
+    evaluate: Evaluate, server: Any, two_kinds: str
+) -> None:
+    code, _, err = evaluate(two_kinds, "--url", server.url, "--env-option", "splitt=x", "--episodes", "1")
+    assert code == 2 and "splitt" in err
+    code, report, _ = evaluate(two_kinds, "--url", server.url, "--env-option", "split=x", "--episodes", "1")
+    assert (code, report["episodes"]) == (0, 1)
+
+
+def test_a_folder_is_no_report_and_nothing_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", "."):
+        assert cli.main(["eval", "Echo-v0", "--policy", "oracle", "--json", name]) == 2
+        assert f"--json {name}: is a folder; name a file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_a_users_file_needs_no_registration(evaluate: Evaluate, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
