@@ -125,12 +125,9 @@ def model_player(env_fn: EnvFactory, name: str, options: _Sized) -> Player:
     Raises:
         UsageError: it cannot be loaded.
     """
-    import torch
+    from agentenv.inference.policy import default_dtype, load_policy, open_engine
 
-    from agentenv.inference.policy import load_policy, open_engine
-
-    dtype = options.dtype or ("auto" if torch.cuda.is_available() else "float32")
-    policy = load_policy(name, model_options={"dtype": dtype})
+    policy = load_policy(name, model_options={"dtype": options.dtype or default_dtype()})
     positions = getattr(policy.model.config, "max_position_embeddings", None)
     length = min(options.max_context, positions) if positions else options.max_context
     config = rollout_config(options, env_fn, max_context=length)

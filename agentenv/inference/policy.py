@@ -17,7 +17,7 @@ from agentenv.errors import UsageError
 from agentenv.inference.protocol import Engine
 from agentenv.inference.transformers_engine import TransformersEngine
 
-__all__ = ["Policy", "load_policy", "open_engine"]
+__all__ = ["Policy", "default_dtype", "load_policy", "open_engine"]
 
 
 @dataclass
@@ -27,6 +27,11 @@ class Policy:
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+
+
+def default_dtype() -> str:
+    """The checkpoint's own type where there is a GPU, float32 on processors: they have no fast bfloat16."""
+    return "auto" if torch.cuda.is_available() else "float32"
 
 
 def load_policy(
