@@ -16,14 +16,14 @@ import argparse
 import functools
 import json
 import random
-import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import warm_start
 from tokenizers import AddedToken, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from warm_start import (
@@ -31,24 +31,18 @@ from warm_start import (
     Row,
     build_model,
     byte_level,
+    measured,
     special_tokens,
     train,
     with_chat_template,
 )
 
 import agentenv
-from agentenv.evaluation import success_rate
-from agentenv.inference import LLMProxy
-from agentenv.inference.transformers_engine import TransformersEngine
-from agentenv.rollout import AsyncController, RolloutConfig
 from agentenv.trajectory import Trajectory
 from agentenv_envs.text.key_door import ACTIONS, cell_name
 from agentenv_envs.text.styled_reply import COLOURS, FORMS
 from agentenv_envs.text.task_env import TextTaskEnv
 from agentenv_envs.text.tool_arithmetic import TOOLS
-
-EVALUATION_SEED = 2**31
-"""First task seed of the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -199,27 +193,9 @@ def play(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, name: str, *, episodes: int
 ) -> list[Trajectory]:
     """Held-out episodes through the rollout, sampled at temperature 1."""
-    engine = TransformersEngine(model, tokenizer, max_batch=32, max_length=512)
-    config = RolloutConfig(num_envs=32, max_tokens_per_turn=12, max_tokens_per_episode=512)
     held_out = functools.partial(agentenv.make, name, split="heldout")
-    with AsyncController(held_out, LLMProxy([engine]), tokenizer, config) as controller:
-        return controller.evaluate(None, range(EVALUATION_SEED, EVALUATION_SEED + episodes))
-
-
-def measured(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Success with its interval, length, and the environment's own metrics."""
-    rate = success_rate(trajectories)
-    result: dict[str, Any] = {
-        "success": round(rate.rate, 4),
-        "interval": [round(rate.low, 4), round(rate.high, 4)],
-        "episodes": rate.episodes,
-        "failed": rate.failed,
-        "tokens": round(statistics.mean(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories), 1),
-    }
-    metrics = [trajectory.info.get("metrics", {}) for trajectory in trajectories]
-    for key in sorted({key for one in metrics for key in one}):
-        result[key] = round(statistics.mean(one.get(key, 0.0) for one in metrics), 4)
-    return result
+    limits = {"max_tokens_per_turn": 12, "max_tokens_per_episode": 512}
+    return warm_start.play(model, tokenizer, held_out, episodes=episodes, **limits)
 
 
 def main() -> None:

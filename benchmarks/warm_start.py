@@ -5,14 +5,24 @@ Invariants:
 - everything is drawn from the seeds that the callers give.
 """
 
+import argparse
 import random
+import statistics
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentenv.environment_source import EnvFactory
+from agentenv.evaluation import success_rate
+from agentenv.inference import LLMProxy
+from agentenv.inference.transformers_engine import TransformersEngine
+from agentenv.rollout import AsyncController, RolloutConfig
+from agentenv.trajectory import Trajectory
 
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (
@@ -22,6 +32,9 @@ CHAT_TEMPLATE = (
 
 Row = tuple[list[int], list[float]]
 """Token ids of a demonstration, and what each weighs in the loss."""
+
+EVALUATION_SEED = 2**31
+"""First task seed of the evaluations."""
 
 READ_WEIGHT = 0.05
 """Loss weight of tokens that the policy reads: a little helps it to learn the language of the tasks."""
@@ -110,6 +123,38 @@ class Demonstrations:
         return ids, (ids != self.tokenizer.pad_token_id).long(), weights
 
 
+Phase = Literal["reading", "mediocre"]
+"""First a policy learns to read: mistakes are shown but not imitated. Then it imitates a mediocre demonstrator."""
+
+
+class Lessons(Protocol):
+    """Makes the demonstrations of a phase."""
+
+    def __call__(self, tokenizer: PreTrainedTokenizerFast, phase: Phase, *, seed: int) -> Demonstrations:
+        """The demonstrations."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the policy of an environment is made.
+
+    Args:
+        build_tokenizer: from a seed and the size of the vocabulary.
+        lessons: what is demonstrated.
+        evaluate: success on held-out tasks of the policy after a phase.
+        results: what made.json calls it.
+        defaults: of the options, see make_embedded_policy.py.
+    """
+
+    build_tokenizer: Callable[[int, int], PreTrainedTokenizerFast]
+    lessons: Lessons
+    evaluate: Callable[
+        [Qwen3ForCausalLM, PreTrainedTokenizerFast, argparse.Namespace], dict[str, dict[str, Any]]
+    ]
+    results: str
+    defaults: Mapping[str, int | float]
+
+
 def build_model(
     tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int, **changes: Any
 ) -> Qwen3ForCausalLM:
@@ -174,3 +219,37 @@ def train(
         if step % 100 == 0:
             seconds = time.monotonic() - started
             print(f"step {step}/{steps}  loss on actions {running:.4f}  {seconds:.0f} s", flush=True)
+
+
+def play(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    make_env: EnvFactory,
+    *,
+    episodes: int,
+    greedy: bool = False,
+    **settings: Any,
+) -> list[Trajectory]:
+    """Episodes through the rollout, sampled at temperature 1 unless `greedy`; `settings` are of `RolloutConfig`."""
+    config = RolloutConfig(**{"num_envs": 32, **settings})
+    engine = TransformersEngine(
+        model, tokenizer, max_batch=config.num_envs, max_length=config.max_tokens_per_episode
+    )
+    with AsyncController(make_env, LLMProxy([engine]), tokenizer, config) as controller:
+        return controller.evaluate(None, range(EVALUATION_SEED, EVALUATION_SEED + episodes), greedy=greedy)
+
+
+def measured(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Success with its interval, length, and the environment's own metrics."""
+    rate = success_rate(trajectories)
+    result: dict[str, Any] = {
+        "success": round(rate.rate, 4),
+        "interval": [round(rate.low, 4), round(rate.high, 4)],
+        "episodes": rate.episodes,
+        "failed": rate.failed,
+        "tokens": round(statistics.mean(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories), 1),
+    }
+    metrics = [trajectory.info.get("metrics", {}) for trajectory in trajectories]
+    for key in sorted({key for one in metrics for key in one}):
+        result[key] = round(statistics.mean(one.get(key, 0.0) for one in metrics), 4)
+    return result

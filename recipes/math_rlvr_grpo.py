@@ -1,5 +1,6 @@
 """Train on mathematics by verified answers and GRPO, with ROLL Flash's rollouts (arXiv 2510.11345).
 
+    python recipes/math_rlvr_grpo.py                            the embedded policy, on 2 cores, in minutes
     python recipes/math_rlvr_grpo.py --smoke                    the whole way at a tiny size
     python recipes/math_rlvr_grpo.py --model Qwen/Qwen3-0.6B    your model on generated problems, on a GPU
     python recipes/math_rlvr_grpo.py --model MODEL --dataset BytedTsinghua-SIA/DAPO-Math-17k \\
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv_envs import math_reasoning, swe
+from agentenv_envs import math_reasoning
 from agentenv_trainers.grpo import GRPOConfig
 from agentenv_trainers.recipe import (
     OWN_MODEL,
@@ -56,8 +57,11 @@ EMBEDDED: dict[str, Any] = {
 }
 """Settings for the embedded policy."""
 
-EMBEDDED_PROBLEMS: dict[str, Any] = {"levels": [0]}
-"""The easiest of the generated problems."""
+EMBEDDED_PROBLEMS: dict[str, Any] = {
+    "levels": [0],
+    "families": ["arithmetic", "linear", "sequence", "word"],
+}
+"""Of the easiest generated problems those that the embedded policy can do in its head."""
 
 OWN: dict[str, Any] = {
     **OWN_MODEL,
@@ -109,7 +113,6 @@ RECIPE = Recipe(
     defaults,
     set_up,
     __doc__,
-    stand_in=Path(swe.__file__).parent / "policy",
 )
 main = RECIPE.main
 

@@ -1,5 +1,6 @@
 """Train on mathematics with Python as a tool, by SAO: programs over several turns, then the answer (arXiv 2607.07508).
 
+    python recipes/math_tir_sao.py                            the embedded policy, on 2 cores, in minutes
     python recipes/math_tir_sao.py --smoke                    the whole way at a tiny size
     python recipes/math_tir_sao.py --model Qwen/Qwen3-0.6B    your model on generated problems, on a GPU
     python recipes/math_tir_sao.py --model MODEL --preset math --dataset BytedTsinghua-SIA/DAPO-Math-17k \\
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentenv_envs import math_reasoning, swe
+from agentenv_envs import math_reasoning
 from agentenv_envs.swe.sandbox import open_backend
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
@@ -36,14 +37,14 @@ from agentenv_trainers.rollout_settings import setting
 from agentenv_trainers.sao import SAOConfig
 
 EMBEDDED: dict[str, Any] = {
-    "max_steps": 90,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 4,
+    "max_steps": 60,
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 2,
     "num_envs": 16,
     "max_turns": 4,
     "max_tokens_per_turn": 48,
-    "max_tokens_per_episode": 640,
-    "learning_rate": 8e-5,
+    "max_tokens_per_episode": 512,
+    "learning_rate": 2e-4,
     "critic_learning_rate": 1e-3,
     "value_pretrain_episodes": 256,
     "value_pretrain_steps": 16,
@@ -134,7 +135,6 @@ RECIPE = Recipe(
     defaults,
     set_up,
     __doc__,
-    stand_in=Path(swe.__file__).parent / "policy",
 )
 main = RECIPE.main
 
