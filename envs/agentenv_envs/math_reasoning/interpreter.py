@@ -2,6 +2,7 @@
 
 Invariants:
 - what a program does is text; only a `SandboxError` is raised;
+- a folder in which nothing can be written any more is the work of the episode's own programs, and is told as such;
 - a program that runs too long, or ends its interpreter, is told so, and also that the variables are lost;
 - what an interpreter keeps ends with the sandbox: nothing of one episode is seen in another.
 """
@@ -20,6 +21,7 @@ _COMMAND: Final = f"python3 -I {_FILE}"
 
 _KERNEL: Final = Path(__file__).with_name("kernel_program.py")
 _LOST: Final = "[a new interpreter begins: its variables are lost]"
+_SPOILT: Final = "[not run: earlier programs made it impossible to write a program into this folder]"
 _DEAD, _LATE = 253, 254
 # Sandboxes without isolation limit a process's processor time by this: here, that of all programs together.
 _LIFE_S: Final = 1_800.0
@@ -70,7 +72,10 @@ class FreshInterpreter:
         self._sandbox = sandbox
 
     def run(self, code: str, *, timeout_s: float, half_bytes: int) -> tuple[str, bool]:
-        self._sandbox.write_files({_FILE: _encoded(code)})
+        try:
+            self._sandbox.write_files({_FILE: _encoded(code)})
+        except OSError:
+            return _SPOILT, False
         result = self._sandbox.run(_COMMAND, timeout_s=timeout_s, half_bytes=half_bytes)
         text = format_observation(
             result.output, result.exit_code, timed_out=result.timed_out, timeout_s=timeout_s
@@ -87,12 +92,15 @@ class LastingInterpreter:
 
     def run(self, code: str, *, timeout_s: float, half_bytes: int) -> tuple[str, bool]:
         files = {_FILE: _encoded(code)}
+        try:
+            self._sandbox.write_files(
+                files if self._running else {**files, ".kernel.py": _KERNEL.read_bytes()}
+            )
+        except OSError:
+            return _SPOILT, False
         if not self._running:
-            self._sandbox.write_files({**files, ".kernel.py": _KERNEL.read_bytes()})
             self._sandbox.run(_START, timeout_s=_LIFE_S)
             self._running = True
-        else:
-            self._sandbox.write_files(files)
         ask = _ASK.format(microseconds=round(timeout_s * 1e6), dead=_DEAD, late=_LATE)
         result = self._sandbox.run(ask, timeout_s=timeout_s + _MARGIN_S, half_bytes=half_bytes)
         late = result.timed_out or result.exit_code == _LATE

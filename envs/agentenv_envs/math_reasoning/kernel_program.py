@@ -1,7 +1,8 @@
 """The program of an interpreter that keeps its variables; it runs in a sandbox, and `interpreter` talks to it.
 
 One after the other it runs the text of `program.py` in the same scope, with what it prints in the file `.out`, and
-writes the exit code to the pipe `.done`. It ends when the text ends it.
+writes the exit code to the pipe `.done`. It ends when the text ends it; a copy of it that the text forked ends with the
+text, and answers nobody.
 """
 
 import io
@@ -18,7 +19,7 @@ _RESERVED = (253, 254)
 
 def main() -> None:
     """Serve until the process ends."""
-    folder = os.getcwd()
+    folder, own = os.getcwd(), os.getpid()
     # Opened for both: neither end waits for the other to be there.
     ask, done = (os.open(os.path.join(folder, name), os.O_RDWR) for name in (".ask", ".done"))
     scope: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
@@ -35,6 +36,8 @@ def main() -> None:
             io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True
         )
         code = _run(os.path.join(folder, _FILE), scope)
+        if os.getpid() != own:
+            os._exit(code)
         os.write(done, f"{1 if code in _RESERVED else code}\n".encode())
 
 

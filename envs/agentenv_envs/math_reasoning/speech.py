@@ -3,6 +3,7 @@ r"""How an agent of MathPython-v0 speaks: `block` (python blocks) and `tools` (f
 Invariants:
 - what is written last counts: a final `\boxed{}` behind the code ends the episode and the code is not run; in front of
   the code it is a thought;
+- a box in code that was cut off, so that its end is missing, is no answer;
 - reasoning up to `</think>` is neither code nor answer;
 - an action that can't be understood is `Malformed`: reading never raises.
 """
@@ -28,7 +29,8 @@ MAX_CALLS: Final = 4
 """Function calls in one turn."""
 
 _BLOCK = re.compile(r"```[ \t]*(?i:python3?|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
-_END_OF_CALL: Final = "</tool_call>"
+_OPEN_BLOCK = re.compile(r"```[ \t]*(?i:python3?|py)[ \t]*\r?\n")
+_CALL, _END_OF_CALL = "<tool_call>", "</tool_call>"
 _FRESH: Final = (
     "Each program has a new interpreter, the standard library, and no input; what it prints comes back. "
 )
@@ -94,7 +96,8 @@ class BlockSpeech:
         for block in _BLOCK.finditer(text):
             codes.append(block[1].removesuffix("\n"))
             end = block.end()
-        if (answer := _answer(text[end:])) is not None:
+        cut_off = _OPEN_BLOCK.search(text, end) is not None
+        if not cut_off and (answer := _answer(text[end:])) is not None:
             return answer
         if not codes:
             return Malformed(
@@ -125,7 +128,8 @@ class ToolsSpeech:
 
     def read(self, action: str) -> Answer | Programs | Malformed:
         text = after_thinking(action)
-        if (answer := _answer(text[text.rfind(_END_OF_CALL) + 1 :])) is not None:
+        rest = text[text.rfind(_END_OF_CALL) + 1 :]
+        if _CALL not in rest and (answer := _answer(rest)) is not None:
             return answer
         calls = parse_tool_calls(action, (self._python,), most=MAX_CALLS)
         if isinstance(calls, Malformed):

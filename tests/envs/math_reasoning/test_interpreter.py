@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.errors import SandboxError
 from agentenv_envs.math_reasoning import MathPythonEnv
-from agentenv_envs.math_reasoning.interpreter import LastingInterpreter
+from agentenv_envs.math_reasoning.interpreter import FreshInterpreter, LastingInterpreter
 from agentenv_envs.swe.protocols.tools import as_tool_call
 from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec, open_backend
 
@@ -96,6 +96,7 @@ def test_a_program_that_ends_its_interpreter_is_told_and_the_next_one_runs(
         ("import subprocess\nsubprocess.run(['echo', 'hi'])", "hi"),
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "(no output)"),
         ("\x00", "null"),
+        ("import os\nif os.fork():\n    os.wait()\n    print('parent')", "parent"),
     ],
 )  # fmt: skip
 def test_the_next_program_runs_whatever_the_one_before_did(
@@ -103,6 +104,18 @@ def test_the_next_program_runs_whatever_the_one_before_did(
 ) -> None:
     assert heard in run(code)
     assert run("print(6 * 7)") == "42"
+    assert run("print(6 * 8)") == "48"
+
+
+@pytest.mark.parametrize("kind_of_it", [FreshInterpreter, LastingInterpreter])
+def test_a_folder_that_the_programs_spoilt_is_told_and_no_failure_of_the_sandbox(
+    sandbox: Sandbox, kind_of_it: type[FreshInterpreter | LastingInterpreter]
+) -> None:
+    interpreter = kind_of_it(sandbox)
+    spoil = "import os\nos.remove('program.py')\nos.mkdir('program.py')\nprint('spoilt')"
+    assert interpreter.run(spoil, timeout_s=20.0, half_bytes=500) == ("spoilt", True)
+    heard, well = interpreter.run("print(1)", timeout_s=20.0, half_bytes=500)
+    assert not well and heard.startswith("[not run: earlier programs made it impossible")
 
 
 def test_a_sandbox_that_is_gone_is_an_error_and_no_observation(sandbox: Sandbox) -> None:

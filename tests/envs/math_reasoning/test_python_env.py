@@ -186,6 +186,20 @@ def test_what_is_written_last_counts(local: MathPythonEnv) -> None:
     assert local.step(f"{code} so {answer(local)}")[1] == 1.0
 
 
+@pytest.mark.parametrize("protocol", ["block", "tools"])
+def test_a_box_in_code_that_was_cut_off_is_no_answer(protocol: str) -> None:
+    env = MathPythonEnv(sandbox="local-unisolated", protocol=protocol)
+    env.reset(seed=0)
+    cut = {
+        "block": "```python\nprint(r'%s",
+        "tools": '<tool_call>{"name": "python", "arguments": {"code": "%s',
+    }[protocol]
+    heard, _, terminated, _, info = env.step(cut % answer(env))
+    assert (terminated, info["malformed"]) == (False, True)
+    assert "Not understood" in heard
+    env.close()
+
+
 def test_function_calls_are_run_and_share_what_a_turn_may_print() -> None:
     env = MathPythonEnv(sandbox="local-unisolated", protocol="tools", output_chars=40)
     assert env.tools[0]["function"]["name"] == "python"

@@ -148,6 +148,9 @@ class LocalSandbox:
         self._check_open()
         for path, content in as_bytes(files).items():
             target = self._map(path)
+            # A command may have put a link in its place: nothing outside of the sandbox's folder is written here.
+            if not target.resolve().is_relative_to(self._root.resolve()):
+                raise OSError(f"sandbox {self.id}: cannot write {path!r}: it leads out of the sandbox")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
 

@@ -71,6 +71,22 @@ def test_files_below_the_workdir_are_mapped_and_others_refused(sandbox: LocalSan
             sandbox.read_file(path)
 
 
+def test_a_link_does_not_lead_what_is_written_out_of_the_sandbox(
+    sandbox: LocalSandbox, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("as it was")
+    sandbox.run(
+        f"ln -s {outside} file; ln -s {tmp_path} folder; mkdir inner; ln -s inner linked", timeout_s=20
+    )
+    for path in ("file", "folder/outside"):
+        with pytest.raises(OSError, match="leads out of the sandbox"):
+            sandbox.write_files({path: "changed"})
+    assert outside.read_text() == "as it was"
+    sandbox.write_files({"linked/new": "inside"})
+    assert sandbox.read_file("inner/new") == b"inside"
+
+
 def test_long_output_comes_back_as_head_and_tail(sandbox: LocalSandbox) -> None:
     result = sandbox.run("seq 1 10000", half_bytes=10)
     assert result.total_bytes == 48894
