@@ -14,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -207,8 +209,8 @@ def _parse(row: Mapping[str, Any], schema: Schema, stem: str) -> MathTask:
     level = _LEVEL.fullmatch(str(_first(row, schema.level)))
     family = _first(row, schema.family)
     return MathTask(
-        task_id=_task_id(_first(row, schema.id), stem, problem),
-        family=family if isinstance(family, str) and family.strip() else stem,
+        task_id=_whole_text(_task_id(_first(row, schema.id), stem, problem)),
+        family=_whole_text(family if isinstance(family, str) and family.strip() else stem),
         problem=problem,
         answer=answer,
         level=int(level[1]) if level else None,
@@ -230,16 +232,16 @@ def _problem(value: Any, field: str) -> str:
     )
     if not text:
         raise _RowError(f"field {field!r} must not be empty, got {_shown(value)}")
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return _whole_text(text)
 
 
 def _answer(value: Any, schema: Schema) -> str:
     given = value
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, float) and math.isfinite(value):
+        value = int(value) if value.is_integer() else f"{Decimal(repr(value)):f}"  # 1e-07 would be e - 7
+    if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
         raise _RowError(f"field {schema.answer!r} must be a string or a number, got {_shown(given)}")
@@ -250,7 +252,7 @@ def _answer(value: Any, schema: Schema) -> str:
         if boxed is None:
             raise _RowError(f"field {schema.answer!r} must hold \\boxed{{ANSWER}}, got {_shown(given)}")
         value = boxed[1]
-    answer: str = value.strip().encode("utf-8", "replace").decode("utf-8")
+    answer: str = _whole_text(value.strip())
     if not answer:
         raise _RowError(f"field {schema.answer!r} must not be empty, got {_shown(given)}")
     if len(answer) > MAX_ANSWER_CHARS:
@@ -267,6 +269,11 @@ def _task_id(id: Any, stem: str, problem: str) -> str:
     if isinstance(id, int) and not isinstance(id, bool):
         return f"{stem}-{id}"
     return f"{stem}-{hashlib.blake2b(problem.encode(), digest_size=6).hexdigest()}"
+
+
+def _whole_text(text: str) -> str:
+    """The text as UTF-8 can hold it."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _renamed(task: MathTask) -> MathTask:

@@ -132,11 +132,28 @@ def test_unknown_fields_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "answer"),
+    [(1e-7, "0.0000001"), (0.1, "0.1"), (1e22, "1" + "0" * 22), (-0.0, "0"), (-2.5, "-2.5")],
+)
+def test_a_number_is_an_answer_in_digits_alone(tmp_path: Path, number: float, answer: str) -> None:
+    (task,) = load_tasks(write(tmp_path / "rows.jsonl", {"problem": "p", "answer": number}))
+    assert task.answer == answer
+
+
+def test_names_and_families_can_be_written_as_utf_8(tmp_path: Path) -> None:
+    row = {"problem": "p", "answer": "1", "id": "a\ud800", "subject": "b\udfff"}
+    (task,) = load_tasks(write(tmp_path / "rows.jsonl", row))
+    assert (task.task_id, task.family) == ("a?", "b?")
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"answer": None}, "field 'answer' must be a string or a number, got None"),
         ({"answer": ""}, "field 'answer' must not be empty"),
         ({"answer": True}, "field 'answer' must be a string or a number, got True"),
+        ({"answer": float("nan")}, "field 'answer' must be a string or a number, got nan"),
+        ({"answer": float("-inf")}, "field 'answer' must be a string or a number, got -inf"),
         ({"answer": ["1", "2"]}, r"field 'answer' must be a string or a number, got \['1', '2'\]"),
         ({"answer": "7" * 5000}, "at most 2000 characters, has 5000"),
         ({"answer": r"\boxed{7"}, r"must hold \\boxed\{ANSWER\}"),
