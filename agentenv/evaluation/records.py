@@ -74,7 +74,7 @@ class EpisodeRecord:
             index=index,
             seed=trajectory.seed,
             task_id=trajectory.task_id,
-            family=str(info.get("family", "other")),
+            family=str(info.get("family") or "other"),
             success=trajectory.success and not trajectory.failed,
             reward=trajectory.reward,
             steps=trajectory.turns,

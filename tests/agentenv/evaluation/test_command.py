@@ -468,7 +468,7 @@ def test_a_users_file_needs_no_registration(evaluate: Evaluate, tmp_path: Path) 
         "class Mine(agentenv.BaseEnv):\n"
         "    policies = {'random': 'mine_policies:Random'}\n"
         "    def reset(self, *, seed=None, options=None):\n"
-        "        return 'Say x.', {}\n"
+        "        return 'Say x.', {'family': None}\n"
         "    def step(self, action):\n"
         "        return '', float(action == 'x'), True, False, {'success': action == 'x'}\n"
     )
