@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentenv.evaluation import wilson_interval
 
-FOLDERS = {"math": "math_reasoning"}
+FOLDERS = {"math": "math_reasoning", "alfworld": "alfworld"}
 """Environments whose policies ship, but for those that are tested with them."""
 
 
@@ -36,8 +36,14 @@ def env(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def lessons(env: str) -> ModuleType:
-    return importlib.import_module(f"embedded_{env}")
+def lessons(env: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if env == "alfworld":
+        pytest.importorskip("textworld", reason="the extra alfworld is not installed", exc_type=ImportError)
+        pytest.importorskip("alfworld", reason="the extra alfworld is not installed", exc_type=ImportError)
+    module = importlib.import_module(f"embedded_{env}")
+    if env == "alfworld":
+        monkeypatch.setattr(module, "NUM_GAMES", 8)  # each takes the engine a tenth of a second
+    return module
 
 
 @pytest.fixture
@@ -78,16 +84,17 @@ def test_while_it_learns_to_read_mistakes_are_shown_but_not_imitated(
 def test_a_policy_has_the_success_that_its_folder_says(
     lessons: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    num = 24 if lessons.__name__ == "embedded_alfworld" else 64
     made = json.loads((folder / "made.json").read_text())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert sum(p.numel() for p in model.parameters()) == made["parameters"] < 600_000
     without_docker(lessons, monkeypatch)
-    played = lessons.evaluate(model, AutoTokenizer.from_pretrained(folder), Namespace(evaluation_tasks=64))
+    played = lessons.evaluate(model, AutoTokenizer.from_pretrained(folder), Namespace(evaluation_tasks=num))
     assert played.keys() == made["heldout"]["mediocre"].keys()
     for name, said in made["heldout"]["mediocre"].items():
         assert said["failed"] == 0 and played[name]["failed"] == 0
         assert 0.1 < said["success"] < 0.6
-        low, high = wilson_interval(round(64 * played[name]["success"]), 64, confidence=0.999)
+        low, high = wilson_interval(round(num * played[name]["success"]), num, confidence=0.999)
         assert low <= said["success"] <= high
 
 
