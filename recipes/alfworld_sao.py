@@ -13,23 +13,16 @@ come by `agentenv alfworld download`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from agentenv_envs import alfworld
 from agentenv_trainers.recipe import (
     OWN_MODEL,
-    Parsed,
+    HouseholdArguments,
     Recipe,
-    RecipeArguments,
-    Setup,
-    layered_defaults,
     run_recipe,
-    split_setup,
 )
-from agentenv_trainers.rollout_settings import setting
 from agentenv_trainers.sao import SAOConfig
 
 EMBEDDED: dict[str, Any] = {
@@ -49,9 +42,6 @@ EMBEDDED: dict[str, Any] = {
     "save_total_limit": 2,
 }
 """Settings for the embedded policy; a task that the turns cut off is not done, and is worth nothing."""
-
-EMBEDDED_GAMES: dict[str, Any] = {"size": "small", "show_commands": False}
-"""Small households, and no list of commands after each turn: its context would not hold them."""
 
 OWN: dict[str, Any] = {
     **OWN_MODEL,
@@ -80,52 +70,16 @@ SMOKE: dict[str, Any] = {
 """Sizes for ``--smoke``."""
 
 
-@dataclass
-class ALFWorldArguments(RecipeArguments):
-    """The recipe's own options."""
-
-    data: str = setting(
-        "synthetic", "synthetic households, official, or a folder of games in the official layout."
-    )
-    eval_split: Literal["valid_unseen", "valid_seen"] = setting(
-        "valid_unseen", "Of the official games: rooms that training never sees, or that it does."
-    )
-    cache_dir: str | None = setting(
-        None, "Folder for what the first reset of a game computes; environments and later runs share it."
-    )
-
-
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stand below what the user set."""
-    return layered_defaults("alfworld_sao", given, embedded=EMBEDDED, own_model=OWN, smoke=SMOKE)
-
-
-def set_up(parsed: Parsed[ALFWorldArguments, Any]) -> Setup:
-    """Find the environments."""
-    arguments = parsed.arguments
-    train: dict[str, Any] = {"cache_dir": arguments.cache_dir}
-    if parsed.config.max_turns is not None:
-        train["max_turns"] = parsed.config.max_turns  # its own limit would come first
-    if arguments.data == "synthetic":
-        tasks, held_out = "Synthetic households that training never sees; no result of ALFWorld.", "heldout"
-        train |= EMBEDDED_GAMES if arguments.model == "embedded" else {}
-    else:
-        tasks, held_out = (
-            f"Games of the split {arguments.eval_split}, never trained on.",
-            arguments.eval_split,
-        )
-        train["data"] = arguments.data
-    return split_setup(arguments, "ALFWorld-v0", tasks, train=train, held_out={"split": held_out})
-
-
 RECIPE = Recipe(
     "alfworld_sao",
-    ALFWorldArguments,
+    HouseholdArguments,
     SAOConfig,
     Path(alfworld.__file__).parent / "policy",
-    defaults,
-    set_up,
-    __doc__,
+    HouseholdArguments.set_up,
+    embedded=EMBEDDED,
+    own_model=OWN,
+    smoke=SMOKE,
+    description=__doc__,
 )
 main = RECIPE.main
 

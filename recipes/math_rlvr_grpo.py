@@ -16,7 +16,6 @@ redundant_groups).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from agentenv_trainers.recipe import (
     Parsed,
     Recipe,
     Setup,
-    layered_defaults,
     run_recipe,
     split_setup,
 )
@@ -91,18 +89,13 @@ SMOKE: dict[str, Any] = {
 """Sizes for ``--smoke``; nothing is filtered, for a policy that is always wrong would never fill a batch."""
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stand below what the user set."""
-    return layered_defaults("math_rlvr_grpo", given, embedded=EMBEDDED, own_model=OWN, smoke=SMOKE)
-
-
 def set_up(parsed: Parsed[DataSetArguments, GRPOConfig]) -> Setup:
     """Find the environments."""
     arguments = parsed.arguments
     train, held_out, tasks = arguments.splits
     if arguments.model == "embedded" and arguments.dataset == "embedded":
         train |= EMBEDDED_PROBLEMS
-    return split_setup(arguments, "Math-v0", tasks, train=train, held_out=held_out)
+    return split_setup(parsed, "Math-v0", tasks, train=train, held_out=held_out, several_turns=False)
 
 
 RECIPE = Recipe(
@@ -110,9 +103,11 @@ RECIPE = Recipe(
     DataSetArguments,
     GRPOConfig,
     Path(math_reasoning.__file__).parent / "policy",
-    defaults,
     set_up,
-    __doc__,
+    embedded=EMBEDDED,
+    own_model=OWN,
+    smoke=SMOKE,
+    description=__doc__,
 )
 main = RECIPE.main
 

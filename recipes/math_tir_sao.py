@@ -14,7 +14,6 @@ box.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from agentenv_trainers.recipe import (
     Parsed,
     Recipe,
     Setup,
-    layered_defaults,
+    other_environment,
     run_recipe,
     show_lines,
     split_setup,
@@ -89,21 +88,14 @@ class MathArguments(DataSetArguments):
     )
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stand below what the user set."""
-    return layered_defaults("math_tir_sao", given, embedded=EMBEDDED, own_model=OWN, smoke=SMOKE)
-
-
 def set_up(parsed: Parsed[MathArguments, SAOConfig]) -> Setup:
     """Find the environments; their pool of sandboxes is held open for the whole run, so that they share it."""
     arguments = parsed.arguments
     if arguments.env is not None:
-        return split_setup(arguments, arguments.env, "")
+        return other_environment(arguments, arguments.env)
     sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url)
     train, held_out, tasks = arguments.splits
     train |= {"sandbox": sandboxes.kind, "sandbox_url": arguments.sandbox_url}
-    if parsed.config.max_turns is not None:
-        train["max_turns"] = parsed.config.max_turns  # its own limit would come first
     if arguments.model == "embedded" and arguments.dataset == "embedded":
         train |= EMBEDDED_PROBLEMS
     client = getattr(sandboxes.backend, "client", None)
@@ -117,7 +109,7 @@ def set_up(parsed: Parsed[MathArguments, SAOConfig]) -> Setup:
             )
 
     return split_setup(
-        arguments,
+        parsed,
         "MathPython-v0",
         tasks,
         train=train,
@@ -132,9 +124,11 @@ RECIPE = Recipe(
     MathArguments,
     SAOConfig,
     Path(math_reasoning.__file__).parent / "policy",
-    defaults,
     set_up,
-    __doc__,
+    embedded=EMBEDDED,
+    own_model=OWN,
+    smoke=SMOKE,
+    description=__doc__,
 )
 main = RECIPE.main
 

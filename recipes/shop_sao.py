@@ -12,7 +12,6 @@ extra [shop].
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,6 @@ from agentenv_trainers.recipe import (
     Recipe,
     RecipeArguments,
     Setup,
-    layered_defaults,
     run_recipe,
     split_setup,
 )
@@ -91,17 +89,10 @@ class ShopArguments(RecipeArguments):
     )
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stand below what the user set."""
-    return layered_defaults("shop_sao", given, embedded=EMBEDDED, own_model=OWN, smoke=SMOKE)
-
-
 def set_up(parsed: Parsed[ShopArguments, SAOConfig]) -> Setup:
     """Find the environments."""
     arguments = parsed.arguments
     train: dict[str, Any] = {"reward": arguments.reward}
-    if parsed.config.max_turns is not None:
-        train["max_turns"] = parsed.config.max_turns  # its own limit would come first
     if arguments.data != "synthetic":
         tasks, held_out = "Wishes with the official tag eval, never trained on.", "eval"
         train["data"] = arguments.data
@@ -109,9 +100,7 @@ def set_up(parsed: Parsed[ShopArguments, SAOConfig]) -> Setup:
         tasks, held_out = "Synthetic wishes that training never sees; no result of ShopSimulator.", "heldout"
         train["language"] = arguments.language
         train |= EMBEDDED_SHOP if arguments.model == "embedded" else {}
-    return split_setup(
-        arguments, ENVIRONMENTS[arguments.task], tasks, train=train, held_out={"split": held_out}
-    )
+    return split_setup(parsed, ENVIRONMENTS[arguments.task], tasks, train=train, held_out={"split": held_out})
 
 
 RECIPE = Recipe(
@@ -119,9 +108,11 @@ RECIPE = Recipe(
     ShopArguments,
     SAOConfig,
     Path(shop.__file__).parent / "policy",
-    defaults,
     set_up,
-    __doc__,
+    embedded=EMBEDDED,
+    own_model=OWN,
+    smoke=SMOKE,
+    description=__doc__,
     stand_in=Path(swe.__file__).parent / "policy",
 )
 main = RECIPE.main

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from agentenv_envs.swe.sandbox import SharedBackend, open_backend, reap_in_background
+from agentenv_envs.swe.sandbox import open_backend, reap_in_background
 
 if __name__ == "__main__":
     reap_in_background()  # what a killed run left need not wait for the imports below: they take seconds
@@ -27,20 +27,17 @@ from agentenv_envs import swe
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
     OWN_MODEL,
-    EnvFactory,
     Parsed,
     Recipe,
     RecipeArguments,
     Setup,
-    find_environment,
-    layered_defaults,
+    other_environment,
     run_recipe,
     show_lines,
+    split_setup,
 )
 from agentenv_trainers.rollout_settings import setting
 from agentenv_trainers.sao import SAOConfig
-
-EMBEDDED_POLICY = Path(swe.__file__).parent / "policy"
 
 EMBEDDED: dict[str, Any] = {
     "max_steps": 90,
@@ -99,26 +96,10 @@ class SWEArguments(RecipeArguments):
     allow_unisolated: bool = setting(False, "Run the code of a data set without isolation too.")
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that stand below what the user set."""
+def data_set_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings for the rows of a data set, where the user named one."""
     has_data_set = given.get("env") is None and given.get("dataset", "embedded") != "embedded"
-    return layered_defaults(
-        "swe_sao",
-        given,
-        embedded=EMBEDDED,
-        own_model={**OWN_MODEL, "value_pretrain_episodes": 256},
-        over=DATA_SET if has_data_set else None,
-        smoke=SMOKE,
-    )
-
-
-def evaluation_tasks(arguments: SWEArguments) -> str:
-    """A sentence for the report: what the evaluations play."""
-    if arguments.env is not None:
-        return "Tasks from seeds that training never uses."
-    if arguments.dataset == "embedded":
-        return "Generated tasks that training never sees."
-    return "One row in five, never trained on; a data set of fewer than ten rows is not split."
+    return DATA_SET if has_data_set else {}
 
 
 def make_base_image(client: Any) -> None:
@@ -129,43 +110,44 @@ def make_base_image(client: Any) -> None:
     )
 
 
-def environments(
-    arguments: SWEArguments, sandboxes: SharedBackend | None, max_turns: int | None
-) -> tuple[EnvFactory, EnvFactory]:
-    """What makes the environments to train on and to evaluate on."""
-    name, train, held_out = arguments.env or "SWE-v0", dict[str, Any](), dict[str, Any]()
-    if sandboxes is not None:
-        train = {"split": "train", "sandbox": sandboxes.kind, "allow_unisolated": arguments.allow_unisolated}
-        if arguments.sandbox_url is not None:
-            train["sandbox_url"] = arguments.sandbox_url
-        if arguments.dataset != "embedded":
-            train["dataset"] = arguments.dataset
-        if max_turns is not None:
-            train["max_turns"] = max_turns  # its own limit would come first
-        held_out = train | {"split": "heldout"}
-    return (
-        find_environment(name, train | arguments.env_options),
-        find_environment(name, held_out | arguments.eval_env_options),
-    )
-
-
 def set_up(parsed: Parsed[SWEArguments, SAOConfig]) -> Setup:
     """Find the environments; their pool of sandboxes is held open for the whole run, so that they share it."""
     arguments = parsed.arguments
-    sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url) if arguments.env is None else None
-    train_env, eval_env = environments(arguments, sandboxes, parsed.config.max_turns)
-    client = getattr(sandboxes.backend, "client", None) if sandboxes is not None else None
+    if arguments.env is not None:
+        return other_environment(arguments, arguments.env)
+    sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url)
+    train: dict[str, Any] = {"sandbox": sandboxes.kind, "allow_unisolated": arguments.allow_unisolated}
+    if arguments.sandbox_url is not None:
+        train["sandbox_url"] = arguments.sandbox_url
+    client = getattr(sandboxes.backend, "client", None)
+    if arguments.dataset == "embedded":
+        tasks = "Generated tasks that training never sees."
+    else:
+        tasks = "One row in five, never trained on; a data set of fewer than ten rows is not split."
+        train["dataset"] = arguments.dataset
     needs_image = client is not None and arguments.dataset == "embedded"
-    return Setup(
-        train_env,
-        eval_env,
-        evaluation_tasks(arguments),
-        sandboxes,
+    return split_setup(
+        parsed,
+        "SWE-v0",
+        tasks,
+        train=train,
+        sandboxes=sandboxes,
         before_start=partial(make_base_image, client) if needs_image else None,
     )
 
 
-RECIPE = Recipe("swe_sao", SWEArguments, SAOConfig, EMBEDDED_POLICY, defaults, set_up, __doc__)
+RECIPE = Recipe(
+    "swe_sao",
+    SWEArguments,
+    SAOConfig,
+    Path(swe.__file__).parent / "policy",
+    set_up,
+    embedded=EMBEDDED,
+    own_model={**OWN_MODEL, "value_pretrain_episodes": 256},
+    over=data_set_settings,
+    smoke=SMOKE,
+    description=__doc__,
+)
 main = RECIPE.main
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 import agentenv
 from agentenv.testing import check_env
-from agentenv_trainers.recipe import DataSetArguments, find_environment, parse, run_recipe
+from agentenv_trainers.recipe import DataSetArguments, HouseholdArguments, find_environment, parse, run_recipe
 from agentenv_trainers.sao import SAOConfig
 
 
@@ -103,7 +103,7 @@ def test_every_command_of_the_recipe_that_is_shown_is_accepted(texts, examples, 
     commands = shown(texts, "swe_sao")
     assert len(commands) >= 3
     for argv in commands:
-        parsed = parse(swe_sao.SWEArguments, SAOConfig, argv, defaults=swe_sao.defaults, description="")
+        parsed = swe_sao.RECIPE.parse(argv)
         assert parsed.config.max_steps > 0
 
 
@@ -129,7 +129,7 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
     fields = {name for arguments in recipes for name in arguments.__dataclass_fields__}
     for path in (repository / "recipes").glob("*.py"):  # some need an extra to be imported
         fields |= set(re.findall(r"^    (\w+): .* = setting\(", path.read_text(), re.M))
-    fields |= set(DataSetArguments.__dataclass_fields__)
+    fields |= {*DataSetArguments.__dataclass_fields__, *HouseholdArguments.__dataclass_fields__}
     fields |= {*SAOConfig.__dataclass_fields__, "config", "help"}
     named = {
         option.replace("-", "_")

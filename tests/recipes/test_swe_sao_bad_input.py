@@ -148,7 +148,6 @@ def test_an_image_that_can_not_be_made_is_told_before_anything_is_written(
         raise UsageError("debootstrap is not there")
 
     monkeypatch.setattr(swe_sao, "open_backend", lambda name, **_: Engine())
-    monkeypatch.setattr(swe_sao, "environments", lambda *_: (None, None))
     monkeypatch.setattr(swe_sao, "ensure_base_image", no_image)
     shown = []
     monkeypatch.setattr(Progress, "update", lambda self, done, values: shown.append((done, values)))

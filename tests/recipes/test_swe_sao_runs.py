@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from agentenv_envs.swe.sandbox import open_backend
 from agentenv_trainers.recipe import run_recipe
 
 SIZE = {
@@ -63,16 +62,21 @@ def wait_for_threads(before):
     return left
 
 
-def test_the_environment_plays_as_many_turns_as_the_config_allows(swe_sao):
-    backend = open_backend("local-unisolated")
+@pytest.mark.parametrize(("argv", "turns"), [(["--max_turns", "300"], 300), (["--env", "SWE-v0"], 50)])
+def test_the_environment_plays_as_many_turns_as_the_config_allows(
+    swe_sao, monkeypatch, tmp_path, argv, turns
+):
+    monkeypatch.chdir(tmp_path)
+    options = ["--sandbox", "local-unisolated"] if "--env" not in argv else []
+    setup = swe_sao.set_up(swe_sao.RECIPE.parse([*argv, *options]))
     try:
-        for limit, turns in ((300, 300), (None, 50)):
-            for make in swe_sao.environments(swe_sao.SWEArguments(), backend, limit):
-                env = make()
-                assert env.unwrapped.max_turns == turns
-                env.close()
+        for make in (setup.train_env, setup.eval_env):
+            env = make()
+            assert env.unwrapped.max_turns == turns
+            env.close()
     finally:
-        backend.close()
+        if setup.sandboxes is not None:
+            setup.sandboxes.close()
 
 
 def test_a_run_leaves_result_report_and_a_model_that_transformers_loads(swe_sao, arguments, tmp_path, capsys):

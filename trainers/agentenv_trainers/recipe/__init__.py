@@ -7,6 +7,7 @@ from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse, p
 from agentenv_trainers.recipe.command import run_recipe
 from agentenv_trainers.recipe.data_sets import DataSetArguments
 from agentenv_trainers.recipe.experiment import Experiment
+from agentenv_trainers.recipe.households import HouseholdArguments
 from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.results import evaluation_result
 from agentenv_trainers.recipe.sandboxes import Sandboxes, show_lines
@@ -19,13 +20,14 @@ from agentenv_trainers.recipe.sources import (
     load_policy,
     open_engine,
 )
-from agentenv_trainers.recipe.training import OWN_MODEL, Recipe, Setup, layered_defaults, split_setup
+from agentenv_trainers.recipe.training import OWN_MODEL, Recipe, Setup, other_environment, split_setup
 
 __all__ = [
     "OWN_MODEL",
     "DataSetArguments",
     "EnvFactory",
     "Experiment",
+    "HouseholdArguments",
     "Interrupted",
     "Interruption",
     "Parsed",
@@ -38,9 +40,9 @@ __all__ = [
     "evaluation_result",
     "find_environment",
     "fit_context",
-    "layered_defaults",
     "load_policy",
     "open_engine",
+    "other_environment",
     "parse",
     "parse_json_object",
     "run_recipe",

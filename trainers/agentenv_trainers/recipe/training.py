@@ -1,6 +1,6 @@
 """A training run from its command line to its exit code: all of a recipe but what it trains on.
 
-    RECIPE = Recipe("my_sao", MyArguments, SAOConfig, EMBEDDED_POLICY, defaults, set_up, __doc__)
+    RECIPE = Recipe("my_sao", MyArguments, SAOConfig, POLICY_FOLDER, set_up, embedded=EMBEDDED, smoke=SMOKE)
 
     if __name__ == "__main__":
         sys.exit(run_recipe(RECIPE.main))
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from agentenv_trainers.recipe.sources import (
 )
 from agentenv_trainers.sao import SAOConfig, SAOTrainer
 
-__all__ = ["OWN_MODEL", "PRESET_FIELDS", "Recipe", "Setup", "layered_defaults", "split_setup"]
+__all__ = ["OWN_MODEL", "PRESET_FIELDS", "Recipe", "Setup", "other_environment", "split_setup"]
 
 OWN_MODEL: Final[Mapping[str, Any]] = {
     "max_steps": 500,
@@ -87,12 +87,15 @@ class Recipe:
     """What one recipe has of its own.
 
     Args:
-        name: in reports, and of output directories.
+        name: in reports; output directories are called so, with the time.
         arguments: its options, a ``RecipeArguments``.
         config: of its trainer, ``SAOConfig`` or ``GRPOConfig`` or a class derived from one.
         embedded_policy: folder of what ``--model embedded`` stands for.
-        defaults: settings below what the user set, see :func:`layered_defaults`.
         set_up: finds the environments; called on the main process alone.
+        embedded: settings below what the user set, for the embedded policy.
+        own_model: those for any other model.
+        smoke: sizes of ``--smoke``, over all others.
+        over: of what the user set, more settings over ``embedded`` or ``own_model``.
         description: first part of ``--help``.
         stand_in: folder of a policy that stands in for ``--smoke`` where ``embedded_policy`` is not there.
     """
@@ -101,9 +104,13 @@ class Recipe:
     arguments: type[RecipeArguments]
     config: type[SAOConfig] | type[GRPOConfig]
     embedded_policy: Path
-    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     set_up: Callable[[Parsed[Any, Any]], Setup]
-    description: str | None
+    _: KW_ONLY
+    embedded: Mapping[str, Any]
+    smoke: Mapping[str, Any]
+    own_model: Mapping[str, Any] = field(default_factory=lambda: OWN_MODEL)
+    over: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    description: str | None = None
     stand_in: Path | None = None
 
     def main(self, argv: Sequence[str] | None = None) -> int:
@@ -142,6 +149,19 @@ class Recipe:
         )
         return _run_stages(experiment, parsed, policy, setup.train_env)
 
+    def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that stand below what the user set, ``given``."""
+        settings = dict(self.embedded if given.get("model", "embedded") == "embedded" else self.own_model)
+        if given.get("env") is not None:
+            settings.pop("max_turns", None)  # the environment advises its own
+        if self.over is not None:
+            settings |= self.over(given)
+        if "preset" in given:
+            settings = {key: value for key, value in settings.items() if key not in PRESET_FIELDS}
+        if given.get("smoke"):
+            settings |= self.smoke
+        return settings | {"output_dir": time.strftime(f"runs/{self.name}-%Y%m%d-%H%M%S")}
+
     def parse(self, argv: Sequence[str] | None = None) -> Parsed[Any, Any]:
         """Read the options.
 
@@ -178,70 +198,51 @@ class Recipe:
         return policy
 
 
-def layered_defaults(
-    name: str,
-    given: Mapping[str, Any],
-    *,
-    embedded: Mapping[str, Any],
-    smoke: Mapping[str, Any],
-    own_model: Mapping[str, Any] = OWN_MODEL,
-    over: Mapping[str, Any] | None = None,
-    preset_fields: Sequence[str] = PRESET_FIELDS,
-) -> dict[str, Any]:
-    """The settings that stand below what the user set.
+def other_environment(arguments: RecipeArguments, env_id: str) -> Setup:
+    """The set-up of a run on ``--env``, which gets none of the recipe's own arguments.
 
-    Args:
-        name: of the recipe; the output directory is called so, with the time.
-        given: what the user set.
-        embedded: for the embedded policy.
-        smoke: sizes of ``--smoke``, over all others.
-        own_model: for any other model.
-        over: more, over either of them.
-        preset_fields: left out where a preset was given, which sets them.
+    Raises:
+        UsageError: the environment cannot be made.
     """
-    settings = dict(embedded if given.get("model", "embedded") == "embedded" else own_model)
-    if given.get("env") is not None:
-        settings.pop("max_turns", None)  # the environment advises its own
-    settings |= over or {}
-    if "preset" in given:
-        settings = {key: value for key, value in settings.items() if key not in preset_fields}
-    if given.get("smoke"):
-        settings |= smoke
-    return settings | {"output_dir": time.strftime(f"runs/{name}-%Y%m%d-%H%M%S")}
+    return Setup(
+        find_environment(env_id, arguments.env_options),
+        find_environment(env_id, arguments.eval_env_options),
+        "Tasks from seeds that training never uses.",
+    )
 
 
 def split_setup(
-    arguments: RecipeArguments,
+    parsed: Parsed[Any, Any],
     env_id: str,
     eval_tasks: str,
     *,
     train: Mapping[str, Any] | None = None,
     held_out: Mapping[str, Any] | None = None,
+    several_turns: bool = True,
     sandboxes: Sandboxes | None = None,
     before_start: Callable[[], None] | None = None,
 ) -> Setup:
-    """The set-up of a recipe whose environment needs nothing but its splits.
+    """The set-up of a recipe whose environment needs nothing but its splits; ``--env`` takes another environment.
 
     Args:
-        arguments: of the run; ``--env`` takes another environment, which gets none of the arguments below.
+        parsed: options of the run.
         env_id: the recipe's own environment.
         eval_tasks: see :class:`Setup`; of the recipe's own environment.
-        train: its arguments for training, ``{"split": "train"}`` unless given otherwise.
-        held_out: its arguments for evaluation over those for training, ``{"split": "heldout"}`` unless given
-            otherwise.
+        train: its arguments for training, over ``{"split": "train"}``.
+        held_out: its arguments for evaluation over those for training and ``{"split": "heldout"}``.
+        several_turns: it has a limit of turns of its own, which follows ``--max_turns``.
         sandboxes: see :class:`Setup`, as the next.
         before_start: likewise.
 
     Raises:
         UsageError: the environment cannot be made.
     """
+    arguments = parsed.arguments
     if arguments.env is not None:
-        return Setup(
-            find_environment(arguments.env, arguments.env_options),
-            find_environment(arguments.env, arguments.eval_env_options),
-            "Tasks from seeds that training never uses.",
-        )
+        return other_environment(arguments, arguments.env)
     options = {"split": "train", **(train or {})}
+    if several_turns and parsed.config.max_turns is not None:
+        options["max_turns"] = parsed.config.max_turns
     eval_options = {**options, "split": "heldout", **(held_out or {})}
     return Setup(
         find_environment(env_id, options | arguments.env_options),
