@@ -6,6 +6,7 @@
 - Nothing here may import torch before the number of its threads is set.
 """
 
+import gc
 import importlib.util
 import os
 import signal
@@ -87,6 +88,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files with long tests come first: with several processes, none is then left alone with one in the end.
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    # What collection made stays to the end. Unless it is frozen, each full garbage collection walks through all of it:
+    # a second each, with the modules and tests of this suite.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
