@@ -7,6 +7,7 @@ Invariants:
   403, 404) never is.
 * The API key goes into the Authorization header, and nowhere else: into no message, log or file.
 * A server that does not know an optional field is asked without it from then on.
+* A redirection is not followed, and a request ends by its time-out, however slowly an answer comes in.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from agentenv.errors import ModelError, UsageError
+from agentenv.http_answers import AnswerTooLongError, NoRedirects, read_answer, retry_after_s
 
 __all__ = ["ChatAnswer", "ChatServer", "ContextLengthError", "ServerGoneError"]
 
@@ -46,6 +48,9 @@ _UNKNOWN: Final = re.compile(
     re.I,
 )
 _ERROR_CHARS: Final = 300
+_MOST_BYTES: Final = 64 * 2**20
+_MOST_TOKENS: Final = 2**53
+"""Of an episode; a greater count is none."""
 
 
 class ServerGoneError(ModelError):
@@ -126,7 +131,7 @@ class ChatServer:
         self._has_answered = False
         # A proxy of the environment is of no use for what listens on this machine.
         handlers = [urllib.request.ProxyHandler({})] if _is_local(host) else []
-        self._opener = urllib.request.build_opener(*handlers)
+        self._opener = urllib.request.build_opener(NoRedirects, *handlers)
 
     def choose_model(self) -> str:
         """Find the server, complete its address where ``/v1`` is missing, and choose the model where none is named.
@@ -261,31 +266,44 @@ class ChatServer:
         request.add_header("User-Agent", "agentenv")
         if self._api_key:
             request.add_header("Authorization", f"Bearer {self._api_key}")
+        deadline = time.monotonic() + timeout_s
         try:
             with self._opener.open(request, timeout=timeout_s) as response:
-                text = response.read()
+                text = read_answer(response, deadline=deadline, most_bytes=_MOST_BYTES)
         except urllib.error.HTTPError as error:
-            raise self._refusal(url, body or {}, error) from error
+            with error:
+                raise self._refusal(url, body or {}, error, deadline) from error
         except urllib.error.URLError as error:
             raise _no_answer(error.reason, timeout_s) from error
+        except AnswerTooLongError as error:
+            raise _TryAgainError(f"gave {error}") from error
         except (OSError, http.client.HTTPException) as error:
             raise _no_answer(error, timeout_s) from error
         try:
             answer = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _TryAgainError(f"answered with something that is no JSON: {_short(text)}") from error
         if isinstance(answer, dict) and answer.get("error") and "choices" not in answer:
             raise _TryAgainError(f"answered with an error: {_short(answer['error'])}")
         return answer
 
-    def _refusal(self, url: str, body: Mapping[str, Any], error: urllib.error.HTTPError) -> Exception:
+    def _refusal(
+        self, url: str, body: Mapping[str, Any], error: urllib.error.HTTPError, deadline: float
+    ) -> Exception:
+        if error.code in range(300, 400):
+            place = _short(error.headers.get("Location") or "nowhere")
+            return _final(
+                ServerGoneError(f"{url}: the server answered {error.code}, go to {place}; name that address"),
+                True,
+            )
         try:
-            detail = _short(_message(error.read()))
+            response = cast("http.client.HTTPResponse", error.fp)
+            detail = _short(_message(read_answer(response, deadline=deadline, most_bytes=_MOST_BYTES)))
         except (OSError, http.client.HTTPException):
             detail = "no message"
         said = f"the server answered {error.code}: {detail}"
         if error.code in _AGAIN or error.code >= 500:
-            return _TryAgainError(said, pause_s=_seconds(error.headers.get("Retry-After")))
+            return _TryAgainError(said, pause_s=retry_after_s(error.headers.get("Retry-After")))
         if error.code in (401, 403):
             key = "the key of OPENAI_API_KEY was sent" if self._api_key else "OPENAI_API_KEY is not set"
             return _final(ServerGoneError(f"{url}: {said} ({key})"), True)
@@ -343,7 +361,8 @@ def _text(content: Any) -> str:
 
 
 def _count(tokens: Any) -> int | None:
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else None
+    good = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < _MOST_TOKENS
+    return tokens if good else None
 
 
 def _is_local(host: str) -> bool:
@@ -358,7 +377,7 @@ def _message(body: bytes) -> str:
     text = body.decode("utf-8", "replace")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     while isinstance(value, dict):
         value = next((value[name] for name in ("error", "message", "detail") if value.get(name)), str(value))
@@ -369,19 +388,3 @@ def _short(value: Any) -> str:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     text = " ".join(text.split())
     return text if len(text) <= _ERROR_CHARS else f"{text[:_ERROR_CHARS]}..."
-
-
-def _seconds(header: str | None) -> float | None:
-    """Retry-After, as seconds or as a date."""
-    if header is None:
-        return None
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None

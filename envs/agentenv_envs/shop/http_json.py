@@ -1,7 +1,8 @@
 """JSON over HTTP by the standard library, for the official service and for models that play a shopper.
 
 Invariants:
-- Every request has a deadline for each wait; nothing is sent twice.
+- A request has a deadline for each wait and for its answer as a whole; nothing is sent twice, or to where an answer
+  redirects it.
 - What went wrong is told apart: nothing was sent (`NotSentError`), or nobody knows what became of it (`NoAnswerError`).
 - A proxy of the environment is used for https alone: a service on the same network is reached by http.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -18,11 +20,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from agentenv.errors import InfrastructureError, UsageError
+from agentenv.http_answers import AnswerTooLongError, NoRedirects, read_answer
 
 __all__ = ["NoAnswerError", "NotSentError", "check_url", "post_json"]
 
 _MOST_BYTES: Final = 32 * 2**20
-_PLAIN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_PLAIN: Final = urllib.request.build_opener(NoRedirects, urllib.request.ProxyHandler({}))
 
 
 class NotSentError(InfrastructureError):
@@ -62,7 +65,7 @@ def post_json(
     Args:
         url: where to.
         body: what JSON can hold.
-        timeout_s: of each wait for the other side, seconds.
+        timeout_s: of each wait for the other side, and of the whole answer, seconds.
         headers: more of them.
 
     Raises:
@@ -75,10 +78,12 @@ def post_json(
         headers={"content-type": "application/json", **(headers or {})},
         method="POST",
     )
-    open_url = _PLAIN.open if url.startswith("http:") else urllib.request.urlopen
+    # Made anew for https: which proxy to take stands in the environment.
+    opener = _PLAIN if url.startswith("http:") else urllib.request.build_opener(NoRedirects)
+    deadline = time.monotonic() + timeout_s
     try:
-        with open_url(request, timeout=timeout_s) as answer:
-            raw = answer.read(_MOST_BYTES + 1)
+        with opener.open(request, timeout=timeout_s) as answer:
+            raw = read_answer(answer, deadline=deadline, most_bytes=_MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             raise NoAnswerError(f"{url}: HTTP {error.code}") from None
@@ -86,10 +91,10 @@ def post_json(
         # These two fail before a byte has gone: nobody listens there, no such host.
         unsent = isinstance(error.reason, ConnectionRefusedError | socket.gaierror)
         raise (NotSentError if unsent else NoAnswerError)(f"{url}: {error.reason}") from None
+    except AnswerTooLongError as error:
+        raise NoAnswerError(f"{url}: {error}") from None
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswerError(f"{url}: {error!r}") from None
-    if len(raw) > _MOST_BYTES:
-        raise NoAnswerError(f"{url}: an answer of more than {_MOST_BYTES} bytes")
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:

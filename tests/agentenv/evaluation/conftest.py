@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,8 @@ class FakeServer:
     keys: list[str | None] = field(default_factory=list)
     counts: bool = True
     """Says how many tokens a turn took."""
+    pause_s: float = 0.0
+    """After each byte of an answer."""
 
 
 @pytest.fixture
@@ -73,7 +76,12 @@ def server() -> Iterator[FakeServer]:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
-                self.wfile.write(data)
+                if not fake.pause_s:
+                    self.wfile.write(data)
+                else:
+                    for byte in data:
+                        self.wfile.write(bytes([byte]))
+                        time.sleep(fake.pause_s)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the client has given up
 

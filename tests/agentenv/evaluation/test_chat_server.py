@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import ModelError, UsageError
+from agentenv.inference import chat_server
 from agentenv.inference.chat_server import ChatServer, ContextLengthError, ServerGoneError
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -73,6 +74,39 @@ def test_an_answer_that_takes_too_long_is_asked_for_again(server: Any) -> None:
     began = time.monotonic()
     assert _ask(_client(server, timeout_s=0.3)) == "word"
     assert time.monotonic() - began < 1.9
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirection_is_not_followed_and_the_key_goes_nowhere_else(server: Any, status: int) -> None:
+    elsewhere = f"{server.url.replace('127.0.0.1', 'localhost')}/elsewhere"
+    server.answer = lambda request: (status, {}, {"Location": elsewhere})
+    with pytest.raises(ServerGoneError, match=rf"answered {status}, go to {elsewhere}; name that address"):
+        _ask(_client(server, api_key="secret"))
+    assert server.keys == ["Bearer secret"]
+
+
+def test_an_answer_that_trickles_in_ends_by_the_time_out(server: Any) -> None:
+    server.pause_s = 0.02  # after each byte; the whole answer would take seconds
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"no answer within 0\.2 s"):
+        _ask(_client(server, timeout_s=0.2, retries=0))
+    assert time.monotonic() - began < 1.5
+
+
+def test_an_answer_without_end_is_an_error(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_server, "_MOST_BYTES", 1000)
+    server.answer = lambda request: "word " * 1000
+    with pytest.raises(ModelError, match="gave an answer of more than 1000 bytes"):
+        _ask(_client(server, retries=0))
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 200_000, b'{"n":' + b"9" * 5000 + b"}", b""], ids=["deep", "long", "empty"]
+)
+def test_json_that_cannot_be_read_is_asked_for_again(server: Any, body: bytes) -> None:
+    answers: list[Any] = [(200, body, {}), (500, body, {}), "at last"]
+    server.answer = lambda request: answers.pop(0)
+    assert _ask(_client(server)) == "at last"
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -140,7 +174,9 @@ def test_an_answer_in_parts_is_its_text_without_the_thoughts(server: Any) -> Non
     assert _ask(_client(server)) == "at last"
 
 
-@pytest.mark.parametrize("usage", [None, [1], "many", {"prompt_tokens": "x"}, {"prompt_tokens": -1}])
+@pytest.mark.parametrize(
+    "usage", [None, [1], "many", {"prompt_tokens": "x"}, {"prompt_tokens": -1}, {"prompt_tokens": 10**400}]
+)
 def test_tokens_that_are_no_numbers_are_unknown(server: Any, usage: Any) -> None:
     body = {"choices": [{"message": {"content": "word"}}], "usage": usage}
     server.answer = lambda request: (200, body, {})

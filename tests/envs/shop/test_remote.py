@@ -37,7 +37,7 @@ class FakeService:
         self.log: list[tuple[str, Any]] = []
         """Action and env_idx (of reset: that which was given) of every request."""
         self.fault: str | None = None
-        """For the next request of `fault_at`: "drop", "hang", "http 500", "no json", "no result", "error"."""
+        """For the next request of `fault_at`: drop, hang, trickle, http 500, no json, no result or error."""
         self.fault_at = "interact"
         self.lock = threading.Lock()
         outer = self
@@ -63,7 +63,10 @@ class FakeService:
                 self.send_response(500 if fault == "http 500" else 200)
                 self.send_header("content-length", str(len(raw)))
                 self.end_headers()
-                self.wfile.write(raw)
+                for byte in raw[:100] if fault == "trickle" else b"":
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.02)
+                self.wfile.write(raw[100:] if fault == "trickle" else raw)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -213,7 +216,7 @@ def test_the_services_own_limit_truncates_and_gives_the_slot_back_by_itself(serv
     assert service.count("release_one") == 0
 
 
-@pytest.mark.parametrize("fault", ["drop", "hang", "http 500", "no json", "no result"])
+@pytest.mark.parametrize("fault", ["drop", "hang", "trickle", "http 500", "no json", "no result"])
 def test_an_interact_without_an_answer_is_not_repeated_and_its_slot_left_alone(
     service: FakeService, fault: str
 ) -> None:
@@ -240,7 +243,7 @@ def test_an_error_that_comes_as_http_200_raises_and_the_slot_is_released_once(se
     assert service.count("interact") == 0 and service.count("release_one") == 1
 
 
-@pytest.mark.parametrize("fault", ["drop", "hang", "http 500", "no json", "no result"])
+@pytest.mark.parametrize("fault", ["drop", "hang", "trickle", "http 500", "no json", "no result"])
 def test_a_reset_without_an_answer_is_not_repeated(service: FakeService, fault: str) -> None:
     env = RemoteShopEnv(service_url=service.url, timeout_s=0.3)
     service.fault, service.fault_at = fault, "reset"

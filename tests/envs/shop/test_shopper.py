@@ -150,8 +150,13 @@ def model() -> Iterator[Any]:
             raw = json.dumps(server.reply).encode()  # type: ignore[attr-defined]
             self.send_response(server.status)  # type: ignore[attr-defined]
             self.send_header("content-length", str(len(raw)))
+            self.send_header("location", f"http://localhost:{server.server_port}/elsewhere")
             self.end_headers()
             self.wfile.write(raw)
+
+        def do_GET(self) -> None:
+            server.asked.append((self.path, None, self.headers.get("authorization")))  # type: ignore[attr-defined]
+            self.send_error(404)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -188,6 +193,16 @@ def test_a_model_that_answers_badly_is_infrastructure(model: Any, status: int, r
     env.reset(seed=0)
     with pytest.raises(InfrastructureError):
         env.step("ask[What colour?]")
+
+
+def test_a_redirection_takes_the_key_nowhere(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_SHOPPER_KEY", "k3y")
+    model.status = 302
+    env = ShopMultiTurnEnv(products=360, shopper=model.url)
+    env.reset(seed=0)
+    with pytest.raises(InfrastructureError, match="HTTP 302"):
+        env.step("ask[What colour?]")
+    assert [path for path, _, _ in model.asked] == ["/v1/chat/completions"]
 
 
 def test_a_model_that_is_not_there_is_infrastructure(monkeypatch: pytest.MonkeyPatch) -> None:
