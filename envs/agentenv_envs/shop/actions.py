@@ -16,6 +16,14 @@ __all__ = ["Action", "fold", "parse_action"]
 _START: Final = re.compile(r"(?<![A-Za-z0-9_])(search|click|ask)\s*\[", re.IGNORECASE)
 _EDGE: Final = re.compile(r"[\[\]]")
 _QUOTES: Final = {'"': '"', "'": "'", "“": "”", "‘": "’", "`": "`"}
+_WIDE: Final = re.compile("[\uff01-\uff5e【】\ufe47\ufe48]")
+_PLAIN: Final = {
+    **{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)},
+    **dict(zip("【】\ufe47\ufe48", "[][]", strict=True)),
+}
+"""Full-width signs, and other brackets -> ASCII.
+
+Normal form comes later, for what stands in the brackets alone: it takes the square of the length of a run of marks."""
 _MOST_CHARS: Final = 2_000
 """Of what stands in the brackets."""
 
@@ -32,7 +40,7 @@ class Action(NamedTuple):
 def parse_action(text: str) -> Action | None:
     """The one action of a text, if it has exactly one."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text).replace("【", "[").replace("】", "]")
+        text = _WIDE.sub(lambda sign: _PLAIN[sign[0]], text)
     started = _START.search(text)
     if started is None:
         return None
@@ -42,10 +50,10 @@ def parse_action(text: str) -> Action | None:
         if depth == 0:
             if edge.start() - started.end() > _MOST_CHARS or _START.search(text, edge.end()):
                 return None
-            value = " ".join(text[started.end() : edge.start()].split())
+            value = " ".join(unicodedata.normalize("NFKC", text[started.end() : edge.start()]).split())
             if len(value) > 1 and _QUOTES.get(value[0]) == value[-1]:
                 value = value[1:-1].strip()
-            return Action(started[1].lower(), value)
+            return Action(started[1].casefold(), value)
     return None
 
 

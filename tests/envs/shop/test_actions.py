@@ -28,6 +28,8 @@ WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"]), max_siz
         ("click[“湖蓝”]", "湖蓝"),
         ("click[it's]", "it's"),
         ("动作click[a]", "a"),
+        ("ｃｌｉｃｋ［ａ］", "a"),
+        ("clic\u212a[ﬁne]", "fine"),
         ("<think>which one?</think>\nclick\n[\na\n]", "a"),
     ],
 )
@@ -56,7 +58,16 @@ def test_an_action_is_found_whatever_stands_around_it(verb: str, value: str, aro
 
 
 @pytest.mark.parametrize(
-    "text", ["search[" * 300_000, "[" * 2_000_000, "x" * 2_000_000 + "click[a]", "】" * 1_000_000]
+    "text",
+    [
+        "search[" * 300_000,
+        "[" * 2_000_000,
+        "x" * 2_000_000 + "click[a]",
+        "】" * 1_000_000,
+        "\u0301\u0323" * 250_000 + "click[a]",  # marks that the normal form sorts, one by one
+        "click[" + "\u0301\u0323" * 250_000 + "]",
+    ],
+    ids=["actions", "brackets", "letters", "wide", "marks", "marks inside"],
 )
 def test_a_text_of_megabytes_is_read_in_a_moment(text: str) -> None:
     began = time.process_time()
