@@ -124,8 +124,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise UsageError(f"--json {args.json}: its folder does not exist")
-    if args.json is not None and (not args.json.name or args.json.is_dir()):
-        raise UsageError(f"--json {args.json}: is a folder; name a file")
+    if args.json is not None:
+        _check_report_file(args.json)
     if args.model_name is not None and args.url is None:
         raise UsageError("--model-name goes with --url")
     args.system_prompt = _system_prompt(args.system_prompt)
@@ -160,9 +160,26 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.write(f"{report_text(report)}\n")
     sys.stdout.flush()
     if not report["episodes"]:
-        _say("agentenv: error: infrastructure ended every episode: there is no result")
+        example = next((record.error for record in log.records.values() if record.error), "")
+        _say(
+            f"agentenv: error: infrastructure ended every episode: there is no result; for example: {example}"
+        )
         return _EXIT_FAILED
     return 0
+
+
+def _check_report_file(path: Path) -> None:
+    """The report takes the place of what has its name: that must not be a device, a pipe or a link.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not path.name or path.is_dir():
+        raise UsageError(f"--json {path}: is a folder; name a file")
+    if path.is_symlink():
+        raise UsageError(f"--json {path}: is a link; name the file itself")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--json {path}: is no regular file; name one, or a new one")
 
 
 def episodes_path(report: Path) -> Path:

@@ -13,13 +13,14 @@ Invariants:
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, get_type_hints
 
 from agentenv.errors import UsageError
 from agentenv.trajectory import Trajectory
@@ -87,6 +88,31 @@ class EpisodeRecord:
             messages=[dict(message) for message in trajectory.messages],
         )
 
+    @classmethod
+    def read(cls, line: Mapping[str, Any], episodes: int | None) -> EpisodeRecord:
+        """From a line of the file, without the messages.
+
+        Args:
+            line: that `asdict` made.
+            episodes: that the evaluation has; None: unknown.
+
+        Raises:
+            TypeError: it lacks something, or something is of another type.
+            ValueError: it is none of these episodes.
+        """
+        known = {item.name for item in fields(cls)} - {"messages"}
+        record = cls(**{name: value for name, value in line.items() if name in known})
+        for name, kind in get_type_hints(cls).items():
+            value = getattr(record, name)
+            kind = {float: float | int, dict[str, float]: dict, list[dict[str, str]]: list}.get(kind, kind)
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} is {value!r}")
+        if not 0 <= record.index < (math.inf if episodes is None else episodes):
+            raise ValueError(f"index is {record.index}")
+        if not all(isinstance(value, int | float) for value in record.metrics.values()):
+            raise TypeError(f"metrics are {record.metrics!r}")
+        return record
+
 
 class EpisodeLog:
     """The file of an evaluation; a context manager.
@@ -103,7 +129,7 @@ class EpisodeLog:
     def __init__(self, path: Path | None, settings: Mapping[str, Any], *, overwrite: bool = False) -> None:
         self._path = path
         self._settings = dict(settings)
-        self._file: IO[str] | None = None
+        self._file: io.FileIO | None = None
         self.records: dict[int, EpisodeRecord] = {}
         """By index, without their messages, which only the file has; those that failed are not among them after a
         start, so that they are played again."""
@@ -117,28 +143,24 @@ class EpisodeLog:
         self.close()
 
     def add(self, record: EpisodeRecord) -> None:
-        """Keep an episode; its messages leave the memory."""
-        if self._file is not None:
-            self._file.write(f"{json.dumps(asdict(record), ensure_ascii=False)}\n")
-            self._file.flush()
+        """Keep an episode; its messages leave the memory.
+
+        Raises:
+            UsageError: the file can't be written any more; the episodes before are kept.
+        """
+        self._write(asdict(record))
         record.messages = []
         self.records[record.index] = record
 
     def close(self) -> None:
         """Give the file free."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _open(self, path: Path, overwrite: bool) -> None:
         try:
-            self._file = open(  # noqa: SIM115 - closed by `close`
-                # What has no UTF-8 form, such as an odd byte of a file's name in an error, becomes JSON's own escape.
-                path,
-                "a+",
-                encoding="utf-8",
-                errors="backslashreplace",
-            )
+            self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed by `close`
         except OSError as error:
             raise UsageError(f"--json: {path} cannot be written: {error.strerror}") from error
         try:
@@ -165,16 +187,14 @@ class EpisodeLog:
         number = 1
         try:
             begun_with = dict(json.loads(lines[0])["settings"])
-            known = {item.name for item in fields(EpisodeRecord)}
             for line in lines[1:]:
                 number += 1
-                record = EpisodeRecord(**{k: v for k, v in json.loads(line).items() if k in known})
-                record.messages = []
+                record = EpisodeRecord.read(json.loads(line), begun_with.get("episodes"))
                 if record.failed:
                     self.records.pop(record.index, None)
                 else:
                     self.records[record.index] = record
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: not a line of an evaluation ({error!r})") from error
         if number == 1:  # a command that failed before its first episode binds nobody
             os.ftruncate(self._file.fileno(), 0)
@@ -183,9 +203,24 @@ class EpisodeLog:
         self._check(path, begun_with)
 
     def _begin(self) -> None:
-        assert self._file is not None
-        self._file.write(f"{json.dumps({'settings': self._settings}, ensure_ascii=False)}\n")
-        self._file.flush()
+        self._write({"settings": self._settings})
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        """Write a line, in full or not at all."""
+        if self._file is None:
+            return
+        # What has no UTF-8 form, such as an odd byte of a file's name in an error, becomes JSON's own escape.
+        left = f"{json.dumps(content, ensure_ascii=False)}\n".encode(errors="backslashreplace")
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                os.ftruncate(self._file.fileno(), size)
+                raise
+        except OSError as error:
+            raise UsageError(f"--json: {self._path} cannot be written: {error.strerror}") from error
 
     def _check(self, path: Path, begun_with: Mapping[str, Any]) -> None:
         now = json.loads(json.dumps(self._settings))

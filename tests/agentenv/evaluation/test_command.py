@@ -461,6 +461,27 @@ def test_a_folder_is_no_report_and_nothing_is_played(
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_report_takes_the_place_of_no_device_pipe_or_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "sink").symlink_to(os.devnull)
+    (tmp_path / "latest").symlink_to("absent.json")
+    for name, why in (("pipe", "is no regular file"), ("sink", "is a link"), ("latest", "is a link")):
+        path = tmp_path / name
+        assert cli.main(["eval", "Echo-v0", "--policy", "oracle", "--json", str(path)]) == 2
+        assert f"--json {path}: {why}" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "pipe", "sink"]
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "sink").is_symlink()
+
+
+def test_an_evaluation_without_a_result_says_why(evaluate: Evaluate, server: Any) -> None:
+    server.answer = lambda request: (500, {"error": "out of memory"}, {})
+    code, report, err = evaluate("Echo-v0", "--url", server.url, "--episodes", "2", "--retries", "0")
+    assert (code, report["episodes"], report["failed"]) == (1, 0, 2)
+    assert "infrastructure ended every episode: there is no result" in err and "out of memory" in err
+
+
 def test_a_users_file_needs_no_registration(evaluate: Evaluate, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -1,6 +1,8 @@
 """The file of an evaluation: whatever texts it holds, it is read back."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,60 @@ def test_a_damaged_line_in_the_middle_is_told_by_its_number(tmp_path: Path) -> N
     path.write_text("\n".join(lines), errors="surrogateescape")
     with pytest.raises(UsageError, match="line 2: not a line of an evaluation"):
         EpisodeLog(path, {})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"success": "yes"},
+        {"index": "1"},
+        {"index": 2},
+        {"index": -1},
+        {"steps": None},
+        {"metrics": None},
+        {"metrics": {"turns": "x"}},
+        {"seconds": "x"},
+        {"family": ["x"]},
+        {"prompt_tokens": 1.5},
+    ],
+    ids=str,
+)
+def test_a_line_with_another_kind_of_value_is_told_by_its_number(
+    tmp_path: Path, values: dict[str, object]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    with EpisodeLog(path, {"episodes": 2}) as log:
+        log.add(_record(0))
+    good = json.loads(path.read_bytes().split(b"\n")[1])
+    with path.open("a") as file:
+        file.write(f"{json.dumps({**good, 'index': 1, **values})}\n")
+    with pytest.raises(UsageError, match=r"log\.jsonl, line 3: not a line of an evaluation"):
+        EpisodeLog(path, {"episodes": 2})
+
+
+def test_a_full_disk_is_one_error_and_what_was_written_is_gone_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    program = """if True:
+        import resource, sys
+        from pathlib import Path
+        from agentenv.errors import UsageError
+        from agentenv.evaluation.records import EpisodeLog, EpisodeRecord
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        with EpisodeLog(Path(sys.argv[1]), {}) as log:
+            try:
+                for index in range(100):
+                    log.add(EpisodeRecord(index, 0, "t", "f", True, 1.0, 2, "terminated", False))
+            except UsageError as error:
+                print(len(log.records), error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    kept, _, said = done.stdout.partition(" ")
+    assert said.strip() == f"--json: {path} cannot be written: File too large"
+    with EpisodeLog(path, {}) as log:
+        assert sorted(log.records) == list(range(int(kept)))
+        log.add(_record(int(kept)))
 
 
 def test_invalid_actions_are_read_wherever_an_environment_counts_them() -> None:
