@@ -145,6 +145,7 @@ class ALFWorldEnv(BaseEnv):
         truncated = not terminated and self._turn >= self.max_turns
         info: dict[str, Any] = {
             "action_valid": is_valid,
+            "invalid_actions": self._invalid,
             "command": command,
             "admissible_commands": list(self._state.commands),
         }

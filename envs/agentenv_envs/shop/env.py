@@ -227,7 +227,10 @@ class ShopEnv(BaseEnv):
         self._counts["invalid_actions"] += invalid
         self._counts["questions"] += asked
         truncated = self._counts["turns"] >= self.max_turns
-        info: dict[str, Any] = {"action_valid": not invalid}
+        info: dict[str, Any] = {
+            "action_valid": not invalid,
+            "invalid_actions": self._counts["invalid_actions"],
+        }
         if truncated:
             info |= self._last(None)
         return text, 0.0, False, truncated, info
@@ -242,7 +245,13 @@ class ShopEnv(BaseEnv):
         marks = score(task, product, self._session.chosen.values(), price, r_type=r_type)
         chosen = "".join(f", {axis} {value}" for axis, value in self._session.chosen.items())
         text = f"Bought: {product.title}{chosen}, for {money(price)}."
-        info = {"action_valid": True, "bought": product.id, **self._last(marks)}
+        invalid = self._counts["invalid_actions"]
+        info = {
+            "action_valid": True,
+            "invalid_actions": invalid,
+            "bought": product.id,
+            **self._last(marks),
+        }
         return text, marks.reward(self.reward), True, False, info
 
     def _last(self, marks: Score | None) -> dict[str, Any]:

@@ -237,6 +237,7 @@ class RemoteShopEnv(BaseEnv):
         result: Mapping[str, Any] | None = None,
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
         truncated = truncated or (not terminated and self._turns >= self.max_turns)
+        info["invalid_actions"] = self._invalid
         if terminated or truncated:
             self._leave()
             info["success"] = reward == 1.0

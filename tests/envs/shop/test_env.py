@@ -140,6 +140,7 @@ def test_what_is_no_action_of_the_page_costs_a_turn_and_is_said(
     assert observation.startswith(complaint) and "Write search[keywords]" in observation
     assert len(observation) < 300
     assert (reward, terminated, truncated, info["action_valid"]) == (0.0, False, False, False)
+    assert info["invalid_actions"] == 1  # an episode that the rollout cuts off has no metrics
 
 
 def test_results_come_in_pages_of_20_up_to_150() -> None:

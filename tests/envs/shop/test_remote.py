@@ -373,6 +373,7 @@ def test_what_is_no_action_never_reaches_the_service(service: FakeService) -> No
     for action in ("", "prose", "search[]", "ask[colour?]", "search[a] click[b]", "x" * 1_000_000):
         text, *_, info = env.step(action)
         assert text.startswith("Not understood") and info["action_valid"] is False
+        assert info["invalid_actions"] > 0
     env.step("Thought: so.\nCLICK [ Buy  Now ]")
     assert service.count("interact") == 1
     env.close()
