@@ -44,7 +44,9 @@ def test_the_oracle_solves_tasks_of_every_level_in_three_turns(env: SWEEnv) -> N
 def test_a_random_edit_seldom_solves_a_task_and_guess_and_test_more_often() -> None:
     env = SWEEnv(sandbox="local-unisolated", split="heldout", max_turns=12)
     try:
-        solved = {name: sum(_play(env, name, seed)[0] for seed in range(8)) for name in ("random", "scripted")}
+        solved = {
+            name: sum(_play(env, name, seed)[0] for seed in range(8)) for name in ("random", "scripted")
+        }
     finally:
         env.close()
     assert solved["random"] < solved["scripted"] < 8
