@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from agentenv.env import BaseEnv
@@ -99,6 +100,11 @@ class ShopEnv(BaseEnv):
         self.reward = _one_of("reward", reward, REWARDS)
         self.compat = _one_of("compat", compat, COMPATS)
         self._chat = _chat_of(shopper, shopper_model)
+        for name, value in (("data", data), ("cache_dir", cache_dir)):
+            if value is not None and not (
+                isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value)
+            ):
+                raise UsageError(f"{name} must be the name of a file or folder, or None, got {value!r}")
         self.spec_of_catalogue = CatalogueSpec(data, language, products, cache_dir)
         self._catalogue: Catalogue = load_catalogue(self.spec_of_catalogue)
         self._catalogue.tasks.check_split(split, persona=self.persona)
@@ -164,8 +170,9 @@ class ShopEnv(BaseEnv):
         if parsed is not None and parsed.verb == "search" and parsed.value and self._session.can_search:
             self._session.search(parsed.value)
             return self._go_on(self._session.text())
+        can_buy = self._session.can_buy
         if parsed is not None and parsed.verb == "click" and self._session.click(parsed.value):
-            if fold(parsed.value) == BUY:
+            if can_buy and fold(parsed.value) == BUY:
                 return self._buy(task)
             return self._go_on(self._session.text())
         return self._go_on(self._complaint(parsed), invalid=True)

@@ -21,6 +21,8 @@ __all__ = ["FILE_KINDS", "kind_of", "read_records"]
 
 FILE_KINDS: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 _NOT_SPACE: Final = re.compile(r"[^ \t\r\n]")
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape of half a character, which no text can hold without its other half."""
 _MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -100,6 +102,8 @@ def _decode(path: Path, text: str, place: int, first_line: int) -> tuple[Any, in
     """The value at a place, and where it ends; the text begins on `first_line` of the file."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, place)
+        if _HALF.search(text, place, end):  # maybe one of a pair
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UsageError(f"{path}: line {line}, column {error.colno}: no JSON: {error.msg}") from None

@@ -50,6 +50,11 @@ class Session:
         return self._page in (_SEARCH, _RESULTS)
 
     @property
+    def can_buy(self) -> bool:
+        """Whether the open page has the button `BUY`."""
+        return self._page == _ITEM
+
+    @property
     def shown(self) -> list[Product]:
         """The products of the open page of results."""
         if self._page != _RESULTS:

@@ -300,6 +300,11 @@ def test_a_saved_index_serves_the_same_pages(tmp_path: Any) -> None:
         ({"reward": "soft"}, "reward must be one of strict, loose, success, got 'soft'"),
         ({"compat": "old"}, "compat must be one of fixed, upstream, got 'old'"),
         ({"page_size": 51}, "page_size must be a whole number from 1 to 50, got 51"),
+        *(
+            ({name: value}, f"{name} must be the name of a file or folder, or None, got")
+            for name in ("data", "cache_dir")
+            for value in (5, "", "a\0", ["a"])
+        ),
         ({"max_turns": 0}, "max_turns must be a whole number from 1 to 10000, got 0"),
         ({"persona": "yes"}, "persona must be true or false, got 'yes'"),
         (

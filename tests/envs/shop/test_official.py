@@ -148,6 +148,7 @@ def test_a_broken_record_is_refused_by_line_and_field(
         ("items.jsonl", b"\n1" + b"1" * 5000, "line 2: JSON that can't be read"),
         ("items.jsonl", b"\xff\xfe", "line 1: not UTF-8"),
         ("items.json", b"[" * 200_000, "JSON that can't be read"),
+        ("items.json", b'[\n{"title": "\\ud83d"}]', "line 2: JSON that can't be read: .*surrogates"),
         ("items.json.gz", b"not gzip at all", "damaged gzip"),
         ("items.json.gz", gzip.compress(b"[1, 2]" * 999)[:-20], "damaged gzip"),
     ],
@@ -255,6 +256,25 @@ def test_a_value_of_two_axes_or_of_a_control_is_told_apart_by_its_axis(
     env.step("click[外: details]")
     assert env.session.chosen == {"外": "details", "内": "红"}
     assert play(env)["success"]
+
+
+def test_a_product_that_is_called_like_the_button_is_opened_and_not_bought(
+    official: Write, record: Record
+) -> None:
+    env = ShopSingleTurnEnv(data=str(official([record(1, title="Buy now"), record(2, asin="BUY NOW")])))
+    env.reset(seed=0)
+    env.step("search[buy 2号]")
+    for _ in range(2):
+        text, _, terminated, _, info = env.step("click[buy now]")
+        assert terminated == text.startswith("Bought")
+    assert terminated and "bought" in info
+
+
+def test_half_a_character_may_have_its_other_half(official: Write, record: Record) -> None:
+    path = official([record(1)])
+    path.write_text(json.dumps(record(1, title="杯 \U0001f600")))  # as two escapes
+    env = ShopSingleTurnEnv(data=str(path))
+    assert env.catalogue.products[0].title == "杯 \U0001f600"
 
 
 def test_a_stated_budget_below_the_price_is_not_taken(official: Write, record: Record) -> None:
