@@ -3,7 +3,7 @@
 Invariants:
 - case, spaces, a prompt sign, quotes and a final full stop don't matter;
 - `put X in Y`, `put X on Y` and `place X ...` are `move X to Y`: alfworld 0.4 renamed the verb;
-- between `<action>` and `</action>` stands the command, if they are there; thoughts end at `</think>`;
+- between `<action>` and `</action>`, in any case, stands the command, if they are there; thoughts end at `</think>`;
 - the time is linear in the length of the action.
 """
 
@@ -22,7 +22,7 @@ _DROPPED: Final = " \t\r\n>.`'\"*"
 
 def command_of(action: str) -> str | None:
     """The command in an action; None where there is none."""
-    text = action
+    text = action.lower()
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
     if "<action>" in text:
@@ -31,7 +31,7 @@ def command_of(action: str) -> str | None:
     text = text.strip(_DROPPED)
     if not text or len(text) > LONGEST:
         return None
-    text = " ".join(text.split()).lower()
+    text = " ".join(text.split())
     text = re.sub(r"\b(?:the|a|an) (?=[a-z]+ [0-9])", "", text)
     if match := _PUT.fullmatch(text):
         return f"move {match[1]} to {match[2]}"

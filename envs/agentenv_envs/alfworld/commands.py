@@ -48,10 +48,17 @@ def add_commands(subparsers: Any) -> None:
 
     check = commands.add_parser("check", help="read all games of a folder and tell which are damaged")
     check.add_argument(
-        "dir", type=Path, nargs="?", help="data, split or game folder (default: as for download)"
+        "dir",
+        type=Path,
+        nargs="?",
+        help="data, split or game folder, or one game's file (default: as for download)",
     )
     check.add_argument(
-        "--play", type=int, default=0, metavar="N", help="play the walkthroughs of N games of each split"
+        "--play",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin N games of each split, too, and play their walkthroughs",
     )
     check.set_defaults(run=_check)
 
@@ -144,39 +151,40 @@ def _check_split(files: list[Path], play: int) -> int:
 
 
 def _play(files: list[Path], count: int) -> list[str]:
-    """Games whose walkthroughs don't win."""
+    """Games that the engine refuses, and those whose walkthroughs don't win."""
     lost: list[str] = []
     games = FolderGames(files, None)
-    played = 0
+    played = won = 0
     for number in range(min(count, len(games))):
         try:
             game = games.game(number)
         except UsageError:  # counted already
             continue
-        if game.walkthrough is None:
-            continue
-        played += 1
         problem = _lost(game)
         if problem:
             lost.append(problem)
             print(f"  {problem}")
-    print(f"  won by their walkthroughs: {played - len(lost)} of {played} played")
+        played += game.walkthrough is not None
+        won += game.walkthrough is not None and not problem
+    print(f"  won by their walkthroughs: {won} of {played} played")
     return lost
 
 
 def _lost(game: Game) -> str:
-    """Why the walkthrough doesn't win; empty where it does."""
+    """Why the game doesn't begin, or its walkthrough doesn't win it; empty where all is well."""
     engine = borrow_engine()
     try:
         state = engine.begin(game)
-        for said in game.walkthrough or ():
+        if game.walkthrough is None:
+            return ""
+        for said in game.walkthrough:
             command = command_of(said) or ""
             if command not in state.commands:
                 return f"{game.task_id}: command {said!r} of its walkthrough is not admissible"
             state = engine.command(command)
         return "" if state.won else f"{game.task_id}: its walkthrough does not win"
     except UsageError as error:
-        return str(error)
+        return str(error).partition("; `agentenv")[0]
     finally:
         return_engine(engine)
 
@@ -188,7 +196,10 @@ def _generate(args: argparse.Namespace) -> int:
     folder = args.dir.expanduser() / LAYOUT / args.split
     for number in range(args.seed, args.seed + args.games):
         game = synthetic_game(number, split=args.split, families=args.families, size=args.size)
-        write_game(game, folder, number, domain=domain, grammar=grammar)
+        try:
+            write_game(game, folder, number, domain=domain, grammar=grammar)
+        except OSError as error:
+            raise UsageError(f"{error.filename or folder} can't be written: {error.strerror}") from error
     print(f"wrote {args.games} synthetic games to {folder}")
     print(
         f"use them with data={str(args.dir)!r}, split={args.split!r}; a result on them is no result on ALFWorld"
@@ -198,6 +209,8 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _splits(root: Path) -> dict[str, list[Path]]:
     """Games by split; those of a folder without splits under its own name."""
+    if root.is_file():
+        return {root.parent.name: [root]}
     parent = root / LAYOUT if (root / LAYOUT).is_dir() else root
     files = find_games(parent) if parent.is_dir() else []
     splits: dict[str, list[Path]] = {}

@@ -4,7 +4,8 @@ The stack is alfworld's: TextWorld's PDDL environment under `AlfredDemangler`, w
 
 Invariants:
 - an engine is never thrown away but lent again: each holds a copy of a library of 34 MB until its process ends;
-- calls of all engines of a process exclude each other: what they are built on is not thread-safe;
+- calls of all engines of a process exclude each other: what they are built on is not thread-safe; a fork waits for
+  the call that is running, and its child can call;
 - `sys.argv` and `sys.stdout` are after a call as they were before it;
 - with other versions than those that were compared, the engine is alfworld's own, unchanged and slower.
 """
@@ -12,6 +13,7 @@ Invariants:
 import contextlib
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from importlib import metadata
@@ -34,6 +36,20 @@ _PREFETCH_TIMEOUT_S: Final = 60.0
 _lock = threading.RLock()
 _idle: list["Engine"] = []
 _translations = TranslationCache()
+
+
+def _before_fork() -> None:
+    """Wait for the call that is running: a child could neither end that call nor begin one of its own."""
+    _lock.acquire()
+    _translations.lock.acquire()
+
+
+def _after_fork() -> None:
+    _translations.lock.release()
+    _lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class State(NamedTuple):
@@ -156,11 +172,12 @@ class Engine:
                     self._env.load(game.engine_data(self._domain, self._grammar))
                     self._loaded = game
                 return _state(self._env.reset())
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # the translator leaves the program by some mistakes
                 self._loaded = None
                 raise UsageError(
-                    f"game {game.task_id} is damaged: the engine refuses its PDDL or grammar "
-                    f"({type(error).__name__}: {str(error)[:200]}); `agentenv alfworld check DIR` lists such files"
+                    f"game {game.file or game.task_id} is damaged: the engine refuses its PDDL or grammar "
+                    f"({type(error).__name__}: {str(error)[:200]}); `agentenv alfworld check DIR --play N` finds such "
+                    "games"
                 ) from error
 
     def command(self, command: str) -> State:

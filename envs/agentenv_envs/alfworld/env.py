@@ -75,6 +75,12 @@ class ALFWorldEnv(BaseEnv):
     ) -> None:
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise UsageError(f"max_turns must be a whole number of at least 1, got {max_turns!r}")
+        if not isinstance(show_commands, bool):
+            raise UsageError(f"show_commands must be true or false, got {show_commands!r}")
+        if cache_dir is not None and (
+            not isinstance(cache_dir, str | Path) or not str(cache_dir).strip() or "\0" in str(cache_dir)
+        ):
+            raise UsageError(f"cache_dir must be the name of a folder or None, got {cache_dir!r}")
         self.games: Games = open_games(split, data, families, size, num_games)
         require_engine()
         self.max_turns = max_turns

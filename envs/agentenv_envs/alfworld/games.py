@@ -45,6 +45,7 @@ class Game:
         synthetic: generated here, not one of the official ones.
         domain: PDDL of the rules; None for those of the installed alfworld.
         grammar: of what the engine says; None for that of the installed alfworld, with `sentence`.
+        file: that it was read from.
     """
 
     task_id: str
@@ -55,6 +56,7 @@ class Game:
     synthetic: bool
     domain: str | None = None
     grammar: str | None = None
+    file: Path | None = None
 
     def engine_data(self, domain: str, grammar: str) -> dict[str, Any]:
         """What the engine loads.
@@ -107,6 +109,7 @@ def read_game(file: Path) -> Game:
         synthetic=game.get("synthetic") is True,
         domain=game["pddl_domain"],
         grammar=game["grammar"],
+        file=file,
     )
 
 
@@ -135,13 +138,23 @@ def _read_json(file: Path, texts: tuple[str, ...], **kinds: type) -> dict[str, A
     except json.JSONDecodeError as error:
         raise _damaged(file, f"line {error.lineno}, column {error.colno}: {error.msg}") from None
     except UnicodeDecodeError as error:
-        raise _damaged(file, f"byte {error.start} is not UTF-8") from None
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        raise _damaged(file, f"line {line}, byte {error.start} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file, f"JSON that can't be read: {error}") from None
     if not isinstance(content, dict):
         raise _damaged(file, f"it holds a JSON {type(content).__name__}, must be an object")
     for key, kind in {**dict.fromkeys(texts, str), **kinds}.items():
         if not isinstance(content.get(key), kind):
             found = f"has a {type(content[key]).__name__} there" if key in content else "has no such key"
             raise _damaged(file, f"{key} must be a {kind.__name__}; the file {found}")
+    for key in texts:
+        if not content[key].strip():
+            raise _damaged(file, f"{key} is empty")
+        try:
+            content[key].encode()
+        except UnicodeEncodeError as error:
+            raise _damaged(file, f"{key} holds half a character, {content[key][error.start]!a}") from None
     return content
 
 

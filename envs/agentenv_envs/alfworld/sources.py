@@ -119,8 +119,13 @@ def open_games(
     Raises:
         UsageError: one of them is out of its range, or the data is missing.
     """
-    chosen = FAMILIES if families is None else tuple(families)
-    if not chosen or not set(chosen) <= set(FAMILIES):
+    chosen: Sequence[str] = FAMILIES if families is None else families
+    if (
+        isinstance(chosen, str)
+        or not isinstance(chosen, Sequence)
+        or not chosen
+        or not all(family in FAMILIES for family in chosen)
+    ):
         raise UsageError(f"families must be some of {', '.join(FAMILIES)}, got {families!r}")
     if size not in SIZES:
         raise UsageError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
@@ -154,6 +159,9 @@ def official_root() -> Path:
 
 
 def _split_folder(root: Path, split: str) -> Path:
+    # A path, or no name at all, would lead to another split, or to all of them.
+    if not isinstance(split, str) or split in ("", ".", "..") or Path(split).name != split or "\0" in split:
+        raise UsageError(f"split must be the name of a folder, such as train or valid_seen, got {split!r}")
     for folder in (root / LAYOUT / split, root / split):
         if folder.is_dir():
             return folder

@@ -115,14 +115,14 @@ class TranslationCache:
         self._kept = kept
         self._packed: OrderedDict[str, bytes] = OrderedDict()
         self._latest: tuple[str, tuple[Any, str]] | None = None
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def __contains__(self, key: str) -> bool:
         return key in self._packed
 
     def put(self, key: str, packed: bytes) -> None:
         """Keep a translation."""
-        with self._lock:
+        with self.lock:
             self._packed[key] = packed
             self._packed.move_to_end(key)
             while len(self._packed) > self._kept:
@@ -139,7 +139,7 @@ class TranslationCache:
         key = problem_key(domain, problem)
         if self._latest is not None and self._latest[0] == key:
             return self._latest[1]
-        with self._lock:
+        with self.lock:
             packed = self._packed.get(key)
             if packed is not None:
                 self._packed.move_to_end(key)
@@ -309,7 +309,7 @@ def main() -> None:
         _, domain, problem = json.loads(line)
         try:
             packed = translate(domain, problem)
-        except Exception:  # said where the game is played
+        except (Exception, SystemExit):  # said where the game is played
             packed = b""
         answers.write(f"{len(packed)}\n".encode() + packed)
         answers.flush()

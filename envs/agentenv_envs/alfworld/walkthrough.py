@@ -177,7 +177,7 @@ class _Walk:
             for thing, its in self._layout.things.items()
             if its == kind
             and thing not in left_out
-            and (thing == self._held or self._start.inside.get(thing) in self._layout.locations)
+            and (thing == self._held or self._is_reached(self._start.inside.get(thing)))
         ]
         if len(found) < count:
             raise ValueError(f"the household has {len(found)} {kind} in a receptacle, the task needs {count}")
@@ -195,11 +195,15 @@ class _Walk:
         found = [
             receptacle
             for receptacle, its in self._layout.receptacles.items()
-            if its == kind and receptacle in self._layout.locations
+            if its == kind and self._is_reached(receptacle)
         ]
         if not found:
             raise ValueError(f"the household has no {kind}, which the task needs")
         return found
+
+    def _is_reached(self, receptacle: str | None) -> bool:
+        """Whether it has a name and a place."""
+        return receptacle in self._layout.receptacles and receptacle in self._layout.locations
 
     def _least(self, kind: str) -> str:
         return min(self._receptacles(kind), key=self._number)

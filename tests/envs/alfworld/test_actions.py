@@ -23,6 +23,7 @@ from agentenv_envs.alfworld.actions import command_of
         ("<think>go to desk 1</think>\n<action>open drawer 2</action>", "open drawer 2"),
         ("<think>a thought</think> open drawer 2", "open drawer 2"),
         ("<action>look", "look"),
+        ("<Think>go to desk 1</THINK><ACTION>Look</Action>", "look"),
         ("", None),
         (" \n ", None),
         ("<action></action>", None),

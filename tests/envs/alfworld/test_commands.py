@@ -55,6 +55,22 @@ def test_the_check_names_damaged_games_and_those_that_are_not_won(run, tmp_path:
     assert "won by their walkthroughs: 2 of 3 played" in said
 
 
+def test_playing_finds_games_that_the_engine_refuses_and_goes_on(run, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run("generate", tmp_path, "--games", 3, "--size", "small")
+    bad = sorted(find_games(tmp_path))[0]
+    content = json.loads(bad.read_text())
+    problem = content["pddl_problem"]
+    content |= {"pddl_problem": f"{problem[: problem.index('(:goal')]}(:goal (foo)))", "walkthrough": None}
+    bad.write_text(json.dumps(content))
+    for folder in (tmp_path, bad):
+        capsys.readouterr()
+        assert run("check", folder, "--play", 3) == 1
+        assert f"game {bad} is damaged: the engine refuses its PDDL" in capsys.readouterr().out
+    (tmp_path / "file").write_text("")
+    assert run("generate", tmp_path / "file", "--games", 1) == 2
+    assert f"{tmp_path / 'file'}" in capsys.readouterr().err
+
+
 def test_a_folder_without_games_is_an_error(run, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     assert run("check", tmp_path) == 2
     assert "`agentenv alfworld download` gets the official ones" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 from agentenv.errors import MissingExtraError, UsageError
 from agentenv_envs.alfworld import engine as engine_module
-from agentenv_envs.alfworld.engine import Engine, State, borrow_engine, require_engine, return_engine
+from agentenv_envs.alfworld.engine import Engine, State, borrow_engine, require_engine, return_engine, rules
 from agentenv_envs.alfworld.games import Game, read_game
 from agentenv_envs.alfworld.generate import synthetic_game
 from agentenv_envs.alfworld.household import FAMILIES
@@ -176,6 +177,47 @@ def test_a_prefetch_of_a_damaged_game_is_no_error_until_it_is_played(engine: Eng
     with pytest.raises(UsageError, match=r"game torn is damaged: .*agentenv alfworld check DIR"):
         engine.begin(game)
     assert synthetic_game(6).sentence in engine.begin(synthetic_game(6)).text
+
+
+def test_a_goal_that_the_translator_leaves_the_program_for_is_a_damaged_game(engine: Engine) -> None:
+    good = synthetic_game(5, size="small")
+    bad = good.problem[: good.problem.index("(:goal")] + "(:goal (and (foo bar))))"
+    game = replace(good, problem=bad, task_id="torn", file=Path("a/game.tw-pddl"))
+    with pytest.raises(UsageError, match=r"game a/game\.tw-pddl is damaged: .*Undeclared predicate: foo"):
+        engine.begin(game)
+    engine.prefetch(game)
+    engine.prefetch(synthetic_game(5500))
+    assert engine.wait_prefetched(synthetic_game(5500), 60.0)
+    assert problem_key(rules()[0], synthetic_game(5500).problem) in engine_module._translations
+
+
+def test_a_fork_can_play_whatever_its_parents_threads_do(engine: Engine) -> None:
+    games = [synthetic_game(7100 + number, size="small") for number in range(2)]
+    stop = threading.Event()
+
+    def play() -> None:
+        other = borrow_engine()
+        while not stop.is_set():
+            other.begin(games[0])
+        return_engine(other)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    codes = []
+    try:
+        for _ in range(3):
+            time.sleep(0.02)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of forking with threads
+                pid = os.fork()
+            if pid == 0:
+                signal.alarm(30)
+                os._exit(0 if engine.begin(games[1]).commands else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    finally:
+        stop.set()
+        thread.join()
+    assert codes == [0, 0, 0]
 
 
 def test_closing_ends_the_process_that_prefetches(engine: Engine) -> None:

@@ -111,6 +111,7 @@ def test_a_command_in_any_spelling_is_valid_and_another_costs_a_turn() -> None:
         _, reward, terminated, truncated, said = env.step("look")
     assert (reward, terminated, truncated) == (0.0, False, True)
     assert said["success"] is False and said["metrics"] == {"turns": 8, "invalid_actions": 4}
+    assert said["invalid_actions"] == 4
     with pytest.raises(RuntimeError, match="step before reset"):
         env.step("look")
     env.close()
@@ -162,9 +163,18 @@ def test_the_real_game_is_won_by_the_oracle(real_game: Path) -> None:
     env.close()
 
 
-def test_bad_turns_are_refused() -> None:
-    with pytest.raises(UsageError, match="max_turns must be a whole number of at least 1, got 0"):
-        ALFWorldEnv(max_turns=0)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_turns": 0}, "max_turns must be a whole number of at least 1, got 0"),
+        ({"show_commands": "no"}, "show_commands must be true or false, got 'no'"),
+        ({"cache_dir": 5}, "cache_dir must be the name of a folder or None, got 5"),
+        ({"cache_dir": ""}, "cache_dir must be the name of a folder or None, got ''"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ALFWorldEnv(**arguments)
 
 
 def test_an_episode_in_a_process_of_its_own_is_the_same() -> None:

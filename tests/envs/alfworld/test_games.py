@@ -1,6 +1,7 @@
 """Games in files and folders, and what is said where something is missing or damaged; none of it needs the engine."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_a_missing_walkthrough_is_worked_out(data: Path) -> None:
     assert list(read_game(file).walkthrough or ()) == wanted
 
 
+def test_a_receptacle_without_a_type_leads_to_no_walkthrough(data: Path) -> None:
+    file = find_games(data, ["pick_and_place_simple"])[0]
+    content = json.loads(file.read_text())
+    problem, thing = content["pddl_problem"], read_game(file).task.thing
+    inside = re.search(rf"\(inReceptacle {thing}_\S+ (\S+)\)", problem)
+    assert inside is not None
+    untyped = re.sub(rf"\(receptacleType {inside[1]} \S+\)", "", problem)
+    file.write_text(json.dumps({**content, "walkthrough": None, "pddl_problem": untyped}))
+    walkthrough = read_game(file).walkthrough or ()
+    assert not any(inside[1].lower() in command for command in walkthrough)
+
+
 def damage(file: Path, change: Any) -> None:
     if isinstance(change, bytes):
         file.write_bytes(change)
@@ -57,7 +70,12 @@ def damage(file: Path, change: Any) -> None:
     ("name", "change", "what"),
     [
         ("game.tw-pddl", b'{"pddl_domain": "x",\n "grammar"', "line 2, column 11"),
-        ("game.tw-pddl", b"\xff\xfe", "byte 0 is not UTF-8"),
+        ("game.tw-pddl", b"{\n\xff\xfe", "line 2, byte 2 is not UTF-8"),
+        ("game.tw-pddl", b"[" * 200_000, "JSON that can't be read: maximum recursion depth"),
+        ("traj_data.json", b'{"n": ' + b"9" * 5000 + b"}", "JSON that can't be read: Exceeds the limit"),
+        ("game.tw-pddl", {"pddl_domain": ""}, "pddl_domain is empty"),
+        ("game.tw-pddl", {"grammar": " "}, "grammar is empty"),
+        ("game.tw-pddl", {"pddl_problem": "(:init \ud800"}, "pddl_problem holds half a character, '\\ud800'"),
         ("game.tw-pddl", b"", "line 1, column 1"),
         ("game.tw-pddl", b"[]", "a JSON list, must be an object"),
         ("game.tw-pddl", b"{}", "pddl_domain must be a str; the file has no such key"),
@@ -156,6 +174,13 @@ def test_the_official_data_is_where_alfworld_keeps_it(data: Path, monkeypatch: p
         ),
         ({"families": ["juggle"]}, "families must be some of pick_and_place_simple, .* got"),
         ({"families": []}, "families must be some of"),
+        ({"families": FAMILIES[0]}, "families must be some of"),
+        ({"families": 5}, "families must be some of"),
+        ({"families": [["look"]]}, "families must be some of"),
+        *(
+            ({"data": "nowhere", "split": split}, "split must be the name of a folder, such as train")
+            for split in ("", ".", "..", "../train", "json_2.1.1/train", "/", 5, None, "a\0")
+        ),
         ({"size": "huge"}, "size must be one of small, full, got 'huge'"),
         ({"num_games": 0}, "num_games must be a whole number of at least 1 or None, got 0"),
         ({"data": "nowhere", "size": "small"}, "size='small' is for synthetic games"),
