@@ -40,11 +40,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 		|| { echo "agentenv needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11" >&2; exit 2; }
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); this takes a minute or two."
-	@$(PIP) install -qq -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)' \
+	@$(PIP) install -qq --no-compile -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)' \
 		> $(VENV)/torch.log 2>&1 \
 		|| { tail -3 $(VENV)/torch.log >&2; echo "No $(TORCH), a CPU build of torch, could be installed. Give the" \
 			"index that PyTorch's installation page names for CPU builds: make install TORCH_INDEX=URL" >&2; exit 2; }
-	@$(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP) install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null || true  # pip would do it on one core
 	@touch $@
 
 .PHONY: demo

@@ -3,8 +3,8 @@
     python benchmarks/learning_recipes.py --json recipes.json --check
     python benchmarks/learning_recipes.py math_rlvr_grpo --seeds 1 --no-control --json rlvr.json
 
-Runs `recipes/NAME.py` as it is, once per seed, and once more per seed with the rewards of each batch dealt out among
-its episodes anew: nothing can be learned from those, so what still moves is drift. A recipe evaluates itself on
+Runs `recipes/NAME.py` as it is, once per seed, and once more per seed (--control_seeds: of the first so many) with the
+rewards of each batch dealt out among its episodes anew: nothing can be learned from those, so what still moves is drift. A recipe evaluates itself on
 held-out tasks, at temperature 1, before and after training. Finished runs in --work_dir are not run again, and an
 interrupted one goes on. --docs FILE writes the table between its marks there.
 """
@@ -116,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--control", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--control_seeds", type=int, metavar="N", help="of the control; as many by default")
     parser.add_argument("--json", type=Path, required=True, help="where the figures go")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     parser.add_argument("--docs", type=Path, help="file whose table is written")
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind in ("trained", "control") if args.control else ("trained",):
             runs = [
                 train(name, seed, kind == "control", args.work_dir, args.recipe_options)
-                for seed in range(args.seeds)
+                for seed in range(args.seeds if kind == "trained" else args.control_seeds or args.seeds)
             ]
             results[name][kind] = compare(runs)
     args.json.parent.mkdir(parents=True, exist_ok=True)
