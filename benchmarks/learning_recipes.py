@@ -4,9 +4,9 @@
     python benchmarks/learning_recipes.py math_rlvr_grpo --seeds 1 --no-control --json rlvr.json
 
 Runs `recipes/NAME.py` as it is, once per seed, and once more per seed (--control_seeds: of the first so many) with the
-rewards of each batch dealt out among its episodes anew: nothing can be learned from those, so what still moves is drift. A recipe evaluates itself on
-held-out tasks, at temperature 1, before and after training. Finished runs in --work_dir are not run again, and an
-interrupted one goes on. --docs FILE writes the table between its marks there.
+rewards of each batch dealt out among its episodes anew: nothing can be learned from those, so what still moves is
+drift. A recipe evaluates itself on held-out tasks, at temperature 1, before and after training. Finished runs in
+--work_dir are not run again, and an interrupted one goes on. --docs FILE writes the table between its marks there.
 """
 
 import argparse
