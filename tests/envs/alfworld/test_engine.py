@@ -122,10 +122,10 @@ def test_a_prefetched_game_begins_without_being_translated(
         raise AssertionError("translated again")
 
     monkeypatch.setattr("agentenv_envs.alfworld.translation.translate", refuse)
-    began = time.perf_counter()
+    began = time.process_time()
     for game in games:
         assert game.sentence in engine.begin(game).text
-    assert (time.perf_counter() - began) / 3 < 0.5
+    assert (time.process_time() - began) / 3 < 0.5
     with pytest.raises(UsageError, match="translated again"):
         engine.begin(synthetic_game(2000, size="small"))
 
@@ -197,7 +197,7 @@ def test_a_fork_can_play_whatever_its_parents_threads_do(engine: Engine) -> None
 
     def play() -> None:
         other = borrow_engine()
-        while not stop.is_set():
+        while not stop.wait(0.005):
             other.begin(games[0])
         return_engine(other)
 
@@ -211,7 +211,7 @@ def test_a_fork_can_play_whatever_its_parents_threads_do(engine: Engine) -> None
                 warnings.simplefilter("ignore")  # of forking with threads
                 pid = os.fork()
             if pid == 0:
-                signal.alarm(30)
+                signal.alarm(120)
                 os._exit(0 if engine.begin(games[1]).commands else 1)
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     finally:
