@@ -21,7 +21,7 @@ from typing import Any
 from learning_swe import mean_interval
 
 ROOT = Path(__file__).parent.parent
-RECIPES = ("math_tir_sao", "math_rlvr_grpo", "alfworld_sao", "alfworld_grpo")
+RECIPES = ("math_tir_sao", "math_rlvr_grpo", "alfworld_sao", "alfworld_grpo", "shop_sao")
 BARS = {"gain": 0.1, "control": 0.05, "minutes": 15.0}
 """Least gain in held-out success of a seed, greatest mean gain of the control, longest run."""
 BEGIN, END = "<!-- recipes: written by benchmarks/learning_recipes.py -->", "<!-- recipes end -->"

@@ -3,6 +3,7 @@
     python benchmarks/make_embedded_policy.py swe --output_dir envs/agentenv_envs/swe/policy
     python benchmarks/make_embedded_policy.py math --output_dir envs/agentenv_envs/math_reasoning/policy
     python benchmarks/make_embedded_policy.py alfworld --output_dir envs/agentenv_envs/alfworld/policy
+    python benchmarks/make_embedded_policy.py shop --output_dir envs/agentenv_envs/shop/policy
 
 A small Qwen3 with a tokenizer trained on the environment's own texts learns from scripted demonstrations on training
 tasks. First it learns to read: the demonstrators' mistakes are shown but not imitated. Then it imitates a mediocre
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from warm_start import Course, Phase, build_model, train
 
-COURSES = ("swe", "math", "alfworld")
+COURSES = ("swe", "math", "alfworld", "shop")
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Course, argparse.Namespace]:

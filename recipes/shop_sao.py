@@ -1,5 +1,6 @@
 """Train a shopper by SAO: find what somebody wants among near-identical goods, and buy it (arXiv 2601.18225).
 
+    python recipes/shop_sao.py                              the embedded policy, on 2 cores, in minutes
     python recipes/shop_sao.py --smoke                      the whole way at a tiny size
     python recipes/shop_sao.py --model Qwen/Qwen3-0.6B      your model on the synthetic shop, on a GPU
     python recipes/shop_sao.py --model MODEL --task multi-turn --data items.json.gz   dialogues, on the official files
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentenv_envs import shop, swe
+from agentenv_envs import shop
 from agentenv_trainers.recipe import (
     OWN_MODEL,
     Parsed,
@@ -36,25 +37,25 @@ ENVIRONMENTS = {
 }
 
 EMBEDDED: dict[str, Any] = {
-    "max_steps": 90,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 8,
+    "max_steps": 120,
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 2,
     "num_envs": 16,
-    "max_turns": 12,
+    "max_turns": 10,
     "max_tokens_per_turn": 48,
-    "max_tokens_per_episode": 3072,
-    "learning_rate": 8e-5,
+    "max_tokens_per_episode": 1024,
+    "learning_rate": 4e-4,
     "critic_learning_rate": 1e-3,
     "value_pretrain_episodes": 256,
     "value_pretrain_steps": 16,
     "truncation": "zero",
-    "save_steps": 30,
+    "save_steps": 40,
     "save_total_limit": 2,
 }
 """Settings for the embedded policy; a visit that the turns cut off has bought nothing, and is worth nothing."""
 
-EMBEDDED_SHOP: dict[str, Any] = {"page_size": 4}
-"""Short pages, which its context holds."""
+EMBEDDED_SHOP: dict[str, Any] = {"products": 360, "page_size": 4}
+"""The shop that the embedded policy knows: three kinds of goods, and short pages."""
 
 OWN: dict[str, Any] = {**OWN_MODEL, "value_pretrain_episodes": 256, "truncation": "zero"}
 """Settings for a model of yours. ``--preset swe`` sets SAO's batch, context, turns and clip bounds for agents. That
@@ -113,7 +114,6 @@ RECIPE = Recipe(
     own_model=OWN,
     smoke=SMOKE,
     description=__doc__,
-    stand_in=Path(swe.__file__).parent / "policy",
 )
 main = RECIPE.main
 

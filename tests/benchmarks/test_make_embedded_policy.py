@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentenv.evaluation import wilson_interval
 
-FOLDERS = {"math": "math_reasoning", "alfworld": "alfworld"}
+FOLDERS = {"math": "math_reasoning", "alfworld": "alfworld", "shop": "shop"}
 """Environments whose policies ship, but for those that are tested with them."""
 
 
@@ -40,6 +42,9 @@ def lessons(env: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     if env == "alfworld":
         pytest.importorskip("textworld", reason="the extra alfworld is not installed", exc_type=ImportError)
         pytest.importorskip("alfworld", reason="the extra alfworld is not installed", exc_type=ImportError)
+    if env == "shop":
+        pytest.importorskip("bm25s", reason="the extra shop is not installed")
+        pytest.importorskip("rapidfuzz", reason="the extra shop is not installed")
     module = importlib.import_module(f"embedded_{env}")
     if env == "alfworld":
         monkeypatch.setattr(module, "NUM_GAMES", 8)  # each takes the engine a tenth of a second
@@ -84,7 +89,7 @@ def test_while_it_learns_to_read_mistakes_are_shown_but_not_imitated(
 def test_a_policy_has_the_success_that_its_folder_says(
     lessons: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num = 24 if lessons.__name__ == "embedded_alfworld" else 64
+    num = 64 if lessons.__name__ == "embedded_math" else 24
     made = json.loads((folder / "made.json").read_text())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert sum(p.numel() for p in model.parameters()) == made["parameters"] < 600_000
@@ -154,3 +159,34 @@ def test_demonstrations_are_of_training_tasks() -> None:
     assert {math.generate_task(seed, levels=math.LEVELS).task_id for seed in range(50)}.isdisjoint(
         math.generate_task(seed, levels=math.LEVELS, split="heldout").task_id for seed in range(50)
     )
+
+
+def test_the_shops_demonstrator_does_what_pages_offer_and_buys_the_wish_where_it_makes_no_mistakes() -> None:
+    pytest.importorskip("bm25s", reason="the extra shop is not installed")
+    shop = importlib.import_module("embedded_shop")
+    rng, bought = random.Random(0), {}
+    for skill in (
+        shop.MEDIOCRE,
+        shop.Skill(search=1.0, open=1.0, check=1.0, reject=1.0, option=1.0, slip=0.0),
+    ):
+        ends = []
+        for seed in range(60):
+            env = shop.open_shop()
+            env.reset(seed=seed)
+            demonstrator, ended = shop.Demonstrator(env, skill, rng), False
+            while not ended:
+                _, _, terminated, truncated, info = env.step(demonstrator.act()[0])
+                assert info["action_valid"] or skill == shop.MEDIOCRE
+                ended = terminated or truncated
+            ends.append(info["success"])
+        bought[skill] = sum(ends)
+    mediocre, perfect = bought.values()
+    assert mediocre < 30 and perfect > 40
+
+
+def test_the_shop_that_was_demonstrated_is_the_one_that_the_recipe_trains_in(
+    load_program: Callable[[str], ModuleType],
+) -> None:
+    pytest.importorskip("bm25s", reason="the extra shop is not installed")
+    recipe, shop = load_program("recipes/shop_sao.py"), importlib.import_module("embedded_shop")
+    assert {**recipe.EMBEDDED_SHOP, "max_turns": recipe.EMBEDDED["max_turns"]} == shop.OPTIONS

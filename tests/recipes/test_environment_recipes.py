@@ -72,14 +72,6 @@ def test_the_presets_of_the_papers_win_over_the_recipes_settings_and_the_users_o
         assert (config.clip_low, config.clip_high) == (0.3, 5.0)
 
 
-def test_without_a_policy_of_its_own_it_wants_a_model_named(recipe, refused):
-    if (recipe.RECIPE.embedded_policy / "config.json").is_file():
-        pytest.skip("it has one")
-    assert "--model embedded: no policy for " in refused(
-        recipe, *OPTIONS.get(recipe.RECIPE.name, []), "--max_steps", "1"
-    )
-
-
 def test_its_help_begins_with_commands_that_it_takes(recipe):
     commands = [
         line.split("--smoke")[0] for line in (recipe.__doc__ or "").splitlines() if "python recipes/" in line

@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import torch
 
-from agentenv.errors import UsageError
 from agentenv.inference import LLMProxy
 from agentenv.report import RunDirectory
 from agentenv.rollout import AsyncController
@@ -97,7 +96,6 @@ class Recipe:
         smoke: sizes of ``--smoke``, over all others.
         over: of what the user set, more settings over ``embedded`` or ``own_model``.
         description: first part of ``--help``.
-        stand_in: folder of a policy that stands in for ``--smoke`` where ``embedded_policy`` is not there.
     """
 
     name: str
@@ -111,7 +109,6 @@ class Recipe:
     own_model: Mapping[str, Any] = field(default_factory=lambda: OWN_MODEL)
     over: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     description: str | None = None
-    stand_in: Path | None = None
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the recipe; returns the exit code.
@@ -183,15 +180,9 @@ class Recipe:
         if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
             # More make its small matrices slower, several times so on a busy machine.
             torch.set_num_threads(1)
-        embedded = self.embedded_policy
-        if self.stand_in is not None and not (embedded / "config.json").is_file():
-            embedded = self.stand_in
-            if arguments.model == "embedded" and not arguments.smoke:
-                raise UsageError(
-                    f"--model embedded: no policy for {self.name} ships with this version: name a model (--smoke runs "
-                    "with one of another environment)"
-                )
-        policy = load_policy(arguments.model, embedded=embedded, model_options=config.model_init_kwargs)
+        policy = load_policy(
+            arguments.model, embedded=self.embedded_policy, model_options=config.model_init_kwargs
+        )
         config.model_init_kwargs = None
         arguments.check_layers(policy.model)
         fit_context(config, policy, parsed.given)
