@@ -37,14 +37,14 @@ ENVIRONMENTS = {
 }
 
 EMBEDDED: dict[str, Any] = {
-    "max_steps": 120,
+    "max_steps": 80,
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 2,
     "num_envs": 16,
     "max_turns": 10,
     "max_tokens_per_turn": 48,
     "max_tokens_per_episode": 1024,
-    "learning_rate": 4e-4,
+    "learning_rate": 2e-4,
     "critic_learning_rate": 1e-3,
     "value_pretrain_episodes": 256,
     "value_pretrain_steps": 16,
