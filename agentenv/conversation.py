@@ -21,7 +21,8 @@ from typing import Any, Literal, Protocol, cast
 from agentenv.errors import UsageError
 from agentenv.trajectory import OBSERVATION_VERSION, Segment
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""``role``, ``content`` and whatever else the chat template reads, such as ``tool_calls``."""
 
 _SENTINEL = "\ue000agentenv\ue001"
 """Private-use characters: no template, observation or trimming filter alters them."""
@@ -49,7 +50,7 @@ class Conversation:
         tokenizer: with a chat template.
         stop_token_ids: tokens that end a turn, besides the tokenizer's end-of-sequence token; left out of texts.
         history: what to do where the template rewrites earlier turns, see the module docstring.
-        template_options: passed on to the template (``enable_thinking=False`` and the like).
+        template_options: passed on to the template (``tools``, ``enable_thinking=False`` and the like).
 
     Raises:
         UsageError: the tokenizer has no chat template.
@@ -80,7 +81,11 @@ class Conversation:
         self._prompt_ids: list[int] = []
         self._opening: list[Message] = []
         self._rendered = ""
-        self._last_delta: tuple[Message, list[int]] | None = None
+        self._last_delta: tuple[list[Message], list[int]] | None = None
+        self._ends_sampled = False
+        """The last token of the prompt so far is one that the policy sampled."""
+        self._ends: dict[int, int] = {}
+        """Number of messages after each action of the current segment -> number of tokens then."""
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -110,7 +115,7 @@ class Conversation:
         """Segments before the last fork, oldest first."""
         return self._segments[:-1]
 
-    def start(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def start(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Begin with these messages (system, user).
 
         Returns:
@@ -152,6 +157,8 @@ class Conversation:
         self._prompt_ids.extend(token_ids)
         text = self._text(token_ids)
         self.messages.append({"role": "assistant", "content": text})
+        self._ends[len(self.messages)] = len(self._prompt_ids)
+        self._ends_sampled = len(token_ids) > 0
         return text
 
     def add_observation(self, text: str, *, role: str = "user") -> list[int]:
@@ -164,10 +171,23 @@ class Conversation:
             UsageError: no action since the last observation.
         """
         self._expect_turn_of(role)
+        return self.add_messages([{"role": role, "content": text}])
+
+    def add_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Append what came after an action, several messages maybe, and the opening of the next assistant turn.
+
+        Returns:
+            the ids that were added to the current segment; after a fork, its new prompt.
+
+        Raises:
+            UsageError: no action since the last messages, none given, or the template refuses them.
+        """
+        if not messages:
+            raise UsageError("Conversation.add_messages got no messages")
+        self._expect_turn_of("user")
         action = self.messages[-1]["content"]
-        observation = {"role": role, "content": text}
         previous_rendering = self._rendered
-        self.messages.append(observation)
+        self.messages.extend(dict(message) for message in messages)
         if self._history == "fork":
             self._rendered = self._render(self.messages, generation_prompt=True)
             if not _extends(self._rendered, previous_rendering, action):
@@ -175,35 +195,71 @@ class Conversation:
                 self._segments.append(Segment([], [], [], [], []))
                 self._begin_segment(self._encode(self._rendered))
                 return self.prompt_ids
-        added = self._delta(observation)
+        added = self.continuation(messages)
         segment = self.segment
-        segment.completion_ids.extend(added)
-        segment.rollout_logprobs.extend([0.0] * len(added))
-        segment.action_mask.extend([False] * len(added))
-        segment.policy_versions.extend([OBSERVATION_VERSION] * len(added))
+        if segment.completion_ids:
+            segment.completion_ids.extend(added)
+            segment.rollout_logprobs.extend([0.0] * len(added))
+            segment.action_mask.extend([False] * len(added))
+            segment.policy_versions.extend([OBSERVATION_VERSION] * len(added))
+        else:  # nothing was sampled in it yet: it is a branch
+            segment.prompt_ids.extend(added)
         self._prompt_ids.extend(added)
+        self._ends_sampled = False
         return added
+
+    def continuation(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids that :meth:`add_messages` adds without a fork; changes nothing."""
+        ids = self._template_delta([dict(message) for message in messages])
+        return ids[self._num_sampled_of(ids) :]
+
+    def branch(self, num_messages: int) -> Conversation:
+        """Another conversation, which begins as this one did, for a history that is rewritten after that.
+
+        The ids of the common part stay as they were sampled. They are the prompt of the branch, so that nothing is
+        trained twice.
+
+        Args:
+            num_messages: how many messages they have in common; the last of them is an action of the current segment.
+
+        Raises:
+            UsageError: the last of them is no such action.
+        """
+        if num_messages not in self._ends:
+            raise UsageError(
+                f"Conversation.branch: message {num_messages} is no action of the current segment"
+            )
+        branch = Conversation(
+            self._tokenizer,
+            stop_token_ids=tuple(self._stop_ids),
+            history=self._history,
+            template_options=self._options,
+        )
+        branch.messages = [dict(message) for message in self.messages[:num_messages]]
+        branch._opening = self._opening
+        if self._history == "fork":
+            branch._rendered = self._render(branch.messages[:-1], generation_prompt=True)
+        end = self._ends[num_messages]
+        branch._begin_segment(self._prompt_ids[:end])
+        branch._ends[num_messages] = end
+        branch._ends_sampled = True
+        return branch
 
     def delta_length(self, text: str, *, role: str = "user") -> int:
         """How many ids :meth:`add_observation` would add (without a fork)."""
-        ids = self._template_delta({"role": role, "content": text})
-        return len(ids) - self._num_sampled_of(ids)
-
-    def _delta(self, observation: Message) -> list[int]:
-        ids = self._template_delta(observation)
-        return ids[self._num_sampled_of(ids) :]
+        return len(self.continuation([{"role": role, "content": text}]))
 
     def _num_sampled_of(self, delta: list[int]) -> int:
         """1 where the policy sampled the template's own end of turn as its stop token, which must not stand twice."""
-        mask, last = self.segment.action_mask, self._prompt_ids[-1]
-        return int(bool(delta and delta[0] == last and last in self._stop_ids and mask and mask[-1]))
+        last = self._prompt_ids[-1]
+        return int(bool(delta and delta[0] == last and last in self._stop_ids and self._ends_sampled))
 
-    def _template_delta(self, observation: Message) -> list[int]:
+    def _template_delta(self, messages: list[Message]) -> list[int]:
         """What the template puts after an action's content, up to the next one."""
-        if self._last_delta is not None and self._last_delta[0] == observation:
+        if self._last_delta is not None and self._last_delta[0] == messages:
             return self._last_delta[1]
         rendered = self._render(
-            [*self._opening, {"role": "assistant", "content": _SENTINEL}, observation], generation_prompt=True
+            [*self._opening, {"role": "assistant", "content": _SENTINEL}, *messages], generation_prompt=True
         )
         position = rendered.find(_SENTINEL)
         if position < 0:
@@ -211,12 +267,14 @@ class Conversation:
                 "the chat template drops the assistant's content; it cannot be used for rollouts"
             )
         ids = self._encode(rendered[position + len(_SENTINEL) :])
-        self._last_delta = (dict(observation), ids)
+        self._last_delta = (messages, ids)
         return ids
 
     def _begin_segment(self, prompt_ids: list[int]) -> None:
         self.segment.prompt_ids = prompt_ids
         self._prompt_ids = list(prompt_ids)
+        self._ends_sampled = False
+        self._ends.clear()
 
     def _expect_turn_of(self, role: str) -> None:
         if not self.messages:
@@ -263,7 +321,7 @@ def end_of_turn_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """
     conversation = Conversation(tokenizer)
     conversation.start([{"role": "user", "content": "x"}])
-    delta = conversation._template_delta({"role": "user", "content": "x"})
+    delta = conversation._template_delta([{"role": "user", "content": "x"}])
     ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if delta and delta[0] in getattr(tokenizer, "all_special_ids", ()):
         ids.append(delta[0])

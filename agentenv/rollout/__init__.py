@@ -7,15 +7,18 @@ from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.group import EpisodeTicket
 from agentenv.rollout.ledger import Ledger, TaskLedger
 from agentenv.rollout.rewards import RewardFn
+from agentenv.rollout.slot import EpisodeSlot, SlotMaker
 
 __all__ = [
     "AsyncController",
     "EnvManager",
+    "EpisodeSlot",
     "EpisodeTicket",
     "GroupFilter",
     "Ledger",
     "RewardFn",
     "RolloutConfig",
     "SampleBuffer",
+    "SlotMaker",
     "TaskLedger",
 ]

@@ -30,7 +30,7 @@ from agentenv.rollout.ledger import Ledger, TaskLedger
 from agentenv.rollout.loop_thread import LoopRunner, LoopThread
 from agentenv.rollout.rewards import RewardFn
 from agentenv.rollout.scheduler import EpisodeScheduler
-from agentenv.rollout.workers import EnvFn
+from agentenv.rollout.slot import EpisodeSource
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class AsyncController:
     """Rollouts for a trainer.
 
     Args:
-        env_fn: makes one environment; called in the slots' threads, when first needed.
+        env_fn: makes one environment; called in the slots' threads, when first needed. Or what makes slots that play
+            something else, such as :class:`agentenv.agents.AgentRunner`.
         proxy: the engines; the controller owns them from now on and closes them in :meth:`stop`.
         tokenizer: with a chat template.
         config: sizes, limits and deadlines.
@@ -63,7 +64,7 @@ class AsyncController:
 
     def __init__(
         self,
-        env_fn: EnvFn,
+        env_fn: EpisodeSource,
         proxy: LLMProxy,
         tokenizer: Tokenizer,
         config: RolloutConfig,
@@ -154,7 +155,7 @@ class AsyncController:
 
     def evaluate(
         self,
-        env_fn: EnvFn | None,
+        env_fn: EpisodeSource | None,
         seeds: Sequence[int],
         *,
         greedy: bool = False,

@@ -23,12 +23,12 @@ from agentenv.errors import AgentEnvError, RolloutError
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.buffer import SampleBuffer
 from agentenv.rollout.config import RolloutConfig
-from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.group import EpisodeTicket
 from agentenv.rollout.metrics import StepMetrics
 from agentenv.rollout.rewards import RewardPool
 from agentenv.rollout.run_state import RunState
+from agentenv.rollout.slot import EpisodeSlot
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class EpisodePlayer:
         self,
         config: RolloutConfig,
         run: RunState,
-        managers: Sequence[EnvManager],
+        managers: Sequence[EpisodeSlot],
         proxy: LLMProxy,
         buffer: SampleBuffer,
         failures: FailurePolicy,
@@ -71,9 +71,9 @@ class EpisodePlayer:
         self._rewards = rewards
         self._metrics = metrics
         self._seed = seed
-        self._idle: deque[EnvManager] = deque()
-        self._failed_in_a_row: dict[EnvManager, int] = {}
-        self._playing: dict[str, tuple[asyncio.Task[Trajectory], EnvManager]] = {}
+        self._idle: deque[EpisodeSlot] = deque()
+        self._failed_in_a_row: dict[EpisodeSlot, int] = {}
+        self._playing: dict[str, tuple[asyncio.Task[Trajectory], EpisodeSlot]] = {}
         self._rewarding: dict[str, asyncio.Task[Trajectory]] = {}
         self._unrewarded: list[tuple[EpisodeTicket, Trajectory, str]] = []
         """Ended episodes whose rewards wait for all others, in mode "batch"."""
@@ -141,7 +141,7 @@ class EpisodePlayer:
         self._metrics.observe(now, playing=len(self._playing), buffered=self._buffer.buffered)
         self._run.wake()
 
-    def _begin(self, ticket: EpisodeTicket, manager: EnvManager) -> None:
+    def _begin(self, ticket: EpisodeTicket, manager: EpisodeSlot) -> None:
         now = asyncio.get_running_loop().time()
         self._metrics.group_started(ticket.group_id, now)
         task = asyncio.create_task(
@@ -249,7 +249,7 @@ class EpisodePlayer:
         elif stop is not None:
             self._run.die(RolloutError(stop), error.cause)
 
-    def _free(self, manager: EnvManager, *, failed: bool) -> None:
+    def _free(self, manager: EpisodeSlot, *, failed: bool) -> None:
         """The slot may take the next episode, after a pause where its last ones failed."""
         before = self._failed_in_a_row.pop(manager, 0)
         if not failed:
@@ -258,12 +258,12 @@ class EpisodePlayer:
             self._failed_in_a_row[manager] = before + 1
             self._run.in_background(self._rest(manager, self._failures.slot_pause_s(before + 1)))
 
-    async def _rest(self, manager: EnvManager, pause_s: float) -> None:
+    async def _rest(self, manager: EpisodeSlot, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         self._idle.append(manager)
         self.fill()
 
-    async def _settle(self, manager: EnvManager) -> None:
+    async def _settle(self, manager: EpisodeSlot) -> None:
         self.num_settling += 1
         try:
             await manager.settle()
@@ -272,7 +272,7 @@ class EpisodePlayer:
         self._idle.append(manager)
         self.fill()
 
-    async def _cancel(self, task: asyncio.Task[Trajectory], manager: EnvManager) -> None:
+    async def _cancel(self, task: asyncio.Task[Trajectory], manager: EpisodeSlot) -> None:
         """End an episode; a turn that is being sampled gives back its partial tokens first, to be counted."""
         try:
             async with asyncio.timeout(self._config.heartbeat_s):

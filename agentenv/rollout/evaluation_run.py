@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 
 from agentenv.errors import RolloutError, UsageError
 from agentenv.inference.proxy import LLMProxy
-from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.failures import EpisodeFailedError
 from agentenv.rollout.rewards import RewardPool
+from agentenv.rollout.slot import EpisodeSlot
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
 
 async def evaluate(
-    managers: Sequence[EnvManager],
+    managers: Sequence[EpisodeSlot],
     proxy: LLMProxy,
     seeds: Sequence[int],
     *,
@@ -53,7 +53,7 @@ async def evaluate(
     remaining = iter(enumerate(seeds))
     results: dict[int, Trajectory] = {}
 
-    async def play(manager: EnvManager) -> None:
+    async def play(manager: EpisodeSlot) -> None:
         for index, seed in remaining:
             episode_id = f"{name}-{index}"
             version = proxy.version

@@ -27,7 +27,6 @@ from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.barrier import TurnBarrier
 from agentenv.rollout.buffer import GroupFilter, SampleBuffer
 from agentenv.rollout.config import RolloutConfig
-from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.episode_player import EpisodePlayer
 from agentenv.rollout.evaluation_run import evaluate as play_evaluation
 from agentenv.rollout.failures import FailurePolicy
@@ -35,7 +34,7 @@ from agentenv.rollout.ledger import Ledger
 from agentenv.rollout.metrics import StepMetrics
 from agentenv.rollout.rewards import RewardFn, RewardPool
 from agentenv.rollout.run_state import RunState
-from agentenv.rollout.workers import EnvFn
+from agentenv.rollout.slot import EpisodeSource, make_slot
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class EpisodeScheduler:
 
     def __init__(
         self,
-        env_fn: EnvFn,
+        env_fn: EpisodeSource,
         proxy: LLMProxy,
         tokenizer: Tokenizer,
         config: RolloutConfig,
@@ -80,8 +79,8 @@ class EpisodeScheduler:
         self._metrics = StepMetrics(config, num_engines=proxy.num_engines)
         barrier = TurnBarrier() if config.mode == "batch" else None
         self._managers = [
-            EnvManager(
-                f"slot-{number}", env_fn, proxy, tokenizer, config, policy=self._failures, barrier=barrier
+            make_slot(
+                env_fn, f"slot-{number}", proxy, tokenizer, config, policy=self._failures, barrier=barrier
             )
             for number in range(config.num_envs)
         ]
@@ -218,7 +217,7 @@ class EpisodeScheduler:
 
     async def evaluate(
         self,
-        env_fn: EnvFn | None,
+        env_fn: EpisodeSource | None,
         seeds: list[int],
         greedy: bool,
         num_envs: int | None,
@@ -237,9 +236,7 @@ class EpisodeScheduler:
         slots = min(num_envs or self._config.num_envs, len(seeds))
         sampling = self._config.sampling(greedy=greedy)
         managers = [
-            EnvManager(
-                f"{name}-{number}", make, self._proxy, self._tokenizer, self._config, sampling=sampling
-            )
+            make_slot(make, f"{name}-{number}", self._proxy, self._tokenizer, self._config, sampling=sampling)
             for number in range(slots)
         ]
         running = asyncio.create_task(

@@ -179,3 +179,52 @@ def test_the_templates_own_end_of_turn_stops_a_turn_too() -> None:
     assert end_of_turn_ids(tokenizer) == (258,)
     tokenizer.all_special_ids = [256, 257, 258]  # type: ignore[attr-defined]
     assert end_of_turn_ids(tokenizer) == (258, 257)
+
+
+def test_several_messages_after_an_action_are_one_delta() -> None:
+    tokenizer = ByteTokenizer()
+    conversation = Conversation(tokenizer)
+    conversation.start(_USER)
+    _act(conversation, [*tokenizer.encode("ls"), 257])
+    messages = [{"role": "tool", "content": "a.py"}, {"role": "user", "content": "go on"}]
+    expected = conversation.continuation(messages)
+    assert conversation.add_messages(messages) == expected
+    whole = tokenizer.apply_chat_template(conversation.messages, tokenize=True, add_generation_prompt=True)
+    assert conversation.prompt_ids == whole
+
+
+def test_a_branch_begins_with_the_recorded_ids_and_leaves_the_conversation_as_it_is() -> None:
+    tokenizer = LossyTokenizer()
+    conversation = Conversation(tokenizer)
+    first = conversation.start(_USER)
+    action = [*tokenizer.encode("LS   -la"), 0xC3, 257]
+    _act(conversation, action)
+    conversation.add_observation("A  File")
+    _act(conversation, [*tokenizer.encode("done"), 257])
+    before = conversation.prompt_ids
+    branch = conversation.branch(2)
+    added = branch.add_messages([{"role": "user", "content": "Other"}])
+    assert branch.prompt_ids == branch.segment.prompt_ids == first + action + added
+    assert added[0] != 257
+    _act(branch, [*tokenizer.encode("x"), 257])
+    assert branch.segment.action_mask == [True, True]
+    assert conversation.prompt_ids == before and len(conversation.messages) == 4
+
+
+def test_a_conversation_branches_at_its_actions_only() -> None:
+    conversation = Conversation(ByteTokenizer())
+    conversation.start(_USER)
+    _act(conversation, [1])
+    for place in (0, 1, 3):
+        with pytest.raises(UsageError, match="is no action"):
+            conversation.branch(place)
+
+
+def test_messages_wait_for_an_action() -> None:
+    conversation = Conversation(ByteTokenizer())
+    conversation.start(_USER)
+    with pytest.raises(UsageError, match="cannot follow"):
+        conversation.add_messages(_USER)
+    _act(conversation, [1])
+    with pytest.raises(UsageError, match="no messages"):
+        conversation.add_messages([])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import MissingExtraError, SandboxError, UsageError
+from agentenv.listening import listen, url_of
 
 __all__ = ["add_commands"]
 
@@ -84,7 +85,7 @@ def add_commands(subparsers: Any) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     try:
-        from .serving import Service, listen
+        from .serving import Service
     except ImportError as error:
         raise MissingExtraError(str(error.name), "service") from error
     from agentenv_envs.swe.sandbox.docker_backend import DockerBackend
@@ -110,9 +111,8 @@ def _serve(args: argparse.Namespace) -> int:
         backend = DockerBackend()
         ensure_base_image(backend.client, progress=_say)
         service = Service(backend, tokens, limits, drain_s=args.drain_s)
-        host, port = listener.getsockname()[:2]
         listener.listen(512)
-        _say(f"sandbox service: http://{f'[{host}]' if ':' in host else host}:{port}")
+        _say(f"sandbox service: {url_of(listener)}")
         asyncio.run(service.serve(listener))
     except SandboxError as error:
         raise UsageError(str(error)) from error

@@ -22,37 +22,13 @@ from .leases import Leases
 from .limits import ServiceLimits, Tokens
 from .task_images import TaskImages
 
-__all__ = ["Service", "listen"]
+__all__ = ["Service"]
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
 EXPIRE_EVERY_S = 1.0
 REAP_EVERY_S = 300.0
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound; port 0 is any free one.
-
-    Raises:
-        UsageError: the address can't be had.
-    """
-    if not 0 <= port <= 65535:  # the C library would wrap it round
-        raise UsageError(f"--port {port}: 0 to 65535 is allowed")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"--host {host} --port {port}: can't listen there: {error}") from None
-    return listener
 
 
 class _Server(uvicorn.Server):

@@ -12,11 +12,12 @@ pytest.importorskip("fastapi")
 
 import httpx
 
+from agentenv.listening import listen
 from agentenv_envs.swe.sandbox import SandboxBackend
 from agentenv_envs.swe.sandbox.local_backend import LocalBackend
 from agentenv_envs.swe.sandbox.service.client import RemoteBackend
 from agentenv_envs.swe.sandbox.service.limits import ServiceLimits, Tokens
-from agentenv_envs.swe.sandbox.service.serving import Service, listen
+from agentenv_envs.swe.sandbox.service.serving import Service
 
 TOKENS = {"alice": "alice-0123456789abcdef", "bob": "bob-0123456789abcdef"}
 

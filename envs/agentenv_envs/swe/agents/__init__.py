@@ -1,0 +1,6 @@
+"""Agent programs with a loop of their own on the tasks of SWE-v0: see docs/agents-as-they-are.md."""
+
+from .launching import Job, Launch, Launcher, mini_swe_agent
+from .programs import SWEAgentPrograms
+
+__all__ = ["Job", "Launch", "Launcher", "SWEAgentPrograms", "mini_swe_agent"]
