@@ -78,11 +78,12 @@ class ToolFormat:
         self.check()
         from trl.chat_template_utils import parse_response
 
-        options: dict[str, Any] = {"prefix": list(prompt_ids)}
-        if "tools" in inspect.signature(parse_response).parameters:
-            options["tools"] = list(tools)
+        known = inspect.signature(parse_response).parameters  # they differ between TRL's releases
+        options = {"prefix": list(prompt_ids), "tools": list(tools)}
         try:
-            parsed = parse_response(self._parser, list(token_ids), **options)
+            parsed = parse_response(
+                self._parser, list(token_ids), **{name: options[name] for name in options if name in known}
+            )
         except Exception:  # whatever a policy writes, its turn is recorded and answered
             return None
         calls = [call for item in parsed.get("tool_calls") or () if (call := _call(item)) is not None]

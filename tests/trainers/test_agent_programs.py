@@ -1,11 +1,18 @@
-"""Agent programs as they are, trained on: what is recorded is what the model says, and SAO takes a step on it."""
+"""Agent programs as they are, trained on: what is recorded is what the model says, and SAO takes a step on it.
+
+mini-swe-agent is used where its command `mini` is installed, or where AGENTENV_MINI_SWE_AGENT names it.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +23,10 @@ from trl.chat_template_utils import qwen3_chat_template
 from agentenv.agents import AgentRunner
 from agentenv.inference import LLMProxy
 from agentenv.inference.transformers_engine import TransformersEngine
-from agentenv.rollout import AsyncController
+from agentenv.rollout import AsyncController, RolloutConfig
+from agentenv.testing import ScriptedModel
 from agentenv.trajectory import Trajectory
-from agentenv_envs.swe.agents import Job, Launch, SWEAgentPrograms
+from agentenv_envs.swe.agents import Job, Launch, SWEAgentPrograms, mini_swe_agent
 from agentenv_trainers import SAOConfig, SAOTrainer
 
 pytest.importorskip("fastapi")
@@ -40,6 +48,15 @@ for turn in range(4):
     output = subprocess.run([os.environ["DOCKER"], "exec", "x", "ls"], capture_output=True, text=True).stdout
     history += [message, {"role": "user", "content": output}]
 """
+
+
+@pytest.fixture(scope="module")
+def mini() -> str:
+    """The command of mini-swe-agent, from its released package."""
+    found = os.environ.get("AGENTENV_MINI_SWE_AGENT") or shutil.which("mini")
+    if not found:
+        pytest.skip("mini-swe-agent is not installed")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +183,49 @@ def test_one_sao_step_trains_on_an_agent_program_that_forks(
         trajectory.validate()
         assert trajectory.turns == 4 and len(trajectory.earlier_segments) == 1
         assert trajectory.info["exit_code"] == 0 and trajectory.info["commands"] == 4
+
+
+@pytest.mark.slow
+def test_one_sao_step_trains_on_mini_swe_agent_as_it_is_released(
+    mini: str, byte_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    batch, difference, moved, log = _train(mini_swe_agent(mini), byte_tokenizer, tmp_path)
+    assert difference < 1e-4 and moved and "loss" in log
+    for trajectory in batch:
+        trajectory.validate()
+        # Noise is no call of a tool: it leaves such an answer out of its history, and gives up after three.
+        assert (trajectory.turns, len(trajectory.earlier_segments)) == (3, 2)
+        assert trajectory.info["agent_program"]["forks"] == 2
+        assert trajectory.terminated and not trajectory.success
+        assert "bash" in byte_tokenizer.decode(trajectory.prompt_ids)
+
+
+@pytest.mark.slow
+def test_the_tools_of_mini_swe_agent_reach_the_sandbox(
+    mini: str, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def call(command: str) -> str:
+        arguments = json.dumps({"name": "bash", "arguments": {"command": command}})
+        return f"I go on.\n<tool_call>\n{arguments}\n</tool_call>"
+
+    said = [call("ls; cat app.py | head -3"), call("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]
+    programs = SWEAgentPrograms(mini_swe_agent(mini), sandbox="local-unisolated", levels=(1,))
+    config = RolloutConfig(
+        batch_size=1, num_envs=1, max_tokens_per_turn=500, max_tokens_per_episode=16_000, asynchrony=0.0
+    )
+    proxy = LLMProxy([ScriptedModel(said, tokenizer=byte_tokenizer)])
+    with AsyncController(
+        AgentRunner(programs, close=programs.close), proxy, byte_tokenizer, config
+    ) as controller:
+        (trajectory,) = controller.get_batch(0)
+    info: dict[str, Any] = trajectory.info
+    assert (info["exit_code"], info["commands"], info["agent_program"]["forks"]) == (0, 2, 0)
+    assert [message["role"] for message in trajectory.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert "def " in trajectory.messages[3]["content"]
+    assert info["grade"]["resolved"] is False and trajectory.end_reason == "terminated"
