@@ -39,11 +39,9 @@ from agentenv_trainers.recipe import (
     Parsed,
     Policy,
     RecipeArguments,
-    check_engine,
     find_environment,
     fit_context,
     load_policy,
-    open_engine,
     parse,
     run_recipe,
 )
@@ -212,7 +210,7 @@ def defaults(given: Mapping[str, Any], *, advantage: str, output_dir: str) -> di
 def prepare(parsed: Parsed[OnlineArguments, SAOConfig]) -> Parts:
     """Find and check everything that the input names; writes nothing."""
     arguments, config = parsed.arguments, parsed.config
-    check_engine(arguments.engine)
+    arguments.check_engine()
     if arguments.model == "embedded" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more make its small matrices slower
     name, train, held_out = arguments.env, arguments.env_options, arguments.eval_env_options
@@ -229,13 +227,12 @@ def prepare(parsed: Parsed[OnlineArguments, SAOConfig]) -> Parts:
 def train(parsed: Parsed[OnlineArguments, SAOConfig], parts: Parts) -> int:
     """One policy by one method; returns the exit code."""
     config, policy = parsed.config, parts.policy
-    rollout = config.rollout_config()
-    engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)
+    engines = parsed.arguments.open_engines(policy, config, parsed.chosen)
     controller = JudgedRollouts(
         parts.train_env,
-        LLMProxy([engine]),
+        LLMProxy(engines),
         policy.tokenizer,
-        rollout,
+        config.rollout_config(),
         seed=config.seed,
         judge=parts.judge,
     )

@@ -27,6 +27,8 @@ class Policy:
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    source: str = ""
+    """Folder or name on the hub that it was loaded from."""
 
 
 def default_dtype() -> str:
@@ -69,7 +71,7 @@ def load_policy(
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return Policy(name, model, tokenizer)
+    return Policy(name, model, tokenizer, source)
 
 
 def open_engine(policy: Policy, *, max_batch: int, max_length: int) -> Engine:

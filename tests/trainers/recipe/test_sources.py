@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from agentenv.errors import MissingExtraError, UnknownEnvironmentError, UsageError
-from agentenv_trainers.recipe import check_engine, find_environment, load_policy
+from agentenv.errors import UnknownEnvironmentError, UsageError
+from agentenv_trainers.recipe import find_environment, load_policy
 
 ENVIRONMENT = """
 import agentenv
@@ -101,12 +101,6 @@ def test_an_argument_that_the_environment_does_not_take_is_found_before_the_run(
         find_environment(str(path), {"limitt": 5})
     with pytest.raises(UsageError, match="takes no argument 'limitt'"):
         find_environment("Echo-v0", {"limitt": 5})
-
-
-def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"agentenv-rl\[vllm\]"):
-        check_engine("vllm")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

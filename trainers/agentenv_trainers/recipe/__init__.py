@@ -14,11 +14,9 @@ from agentenv_trainers.recipe.sandboxes import Sandboxes, show_lines
 from agentenv_trainers.recipe.sources import (
     EnvFactory,
     Policy,
-    check_engine,
     find_environment,
     fit_context,
     load_policy,
-    open_engine,
 )
 from agentenv_trainers.recipe.training import OWN_MODEL, Recipe, Setup, other_environment, split_setup
 
@@ -36,12 +34,10 @@ __all__ = [
     "RecipeArguments",
     "Sandboxes",
     "Setup",
-    "check_engine",
     "evaluation_result",
     "find_environment",
     "fit_context",
     "load_policy",
-    "open_engine",
     "other_environment",
     "parse",
     "parse_json_object",

@@ -27,6 +27,7 @@ from trl.scripts.utils import TrlParser
 from agentenv.errors import UsageError
 from agentenv.report.run_directory import read_json
 from agentenv_trainers.processes import processes_of_run
+from agentenv_trainers.recipe.engines import EngineArguments
 from agentenv_trainers.recipe.lora import LoraArguments
 from agentenv_trainers.rollout_settings import setting
 
@@ -35,7 +36,7 @@ Config = TypeVar("Config")
 
 
 @dataclass
-class RecipeArguments(LoraArguments):
+class RecipeArguments(EngineArguments, LoraArguments):
     """What every recipe can be told, beside its trainer's config."""
 
     model: str = setting("embedded", "embedded, a model's folder, or its name on the Hugging Face hub.")
@@ -47,7 +48,6 @@ class RecipeArguments(LoraArguments):
     eval_env_kwargs: str | None = setting(
         None, "Arguments of the evaluated environment, as JSON, over those of --env_kwargs."
     )
-    engine: Literal["transformers", "vllm"] = setting("transformers", "What samples from the policy.")
     eval_episodes: int = setting(256, "Held-out episodes played before and after training, at temperature 1.")
     control: Literal["none", "shuffled_rewards"] = setting(
         "none",

@@ -1,27 +1,24 @@
-"""What a run is made of, found by name: the environment, the policy, the engine.
+"""What a run is made of, found by name: the environment and the policy.
 
 Invariant: whatever can't be found or can't work is a UsageError before anything is written.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Collection
 
 from agentenv.environment_source import EnvFactory, find_environment
-from agentenv.errors import MissingExtraError, UsageError
-from agentenv.inference.policy import Policy, load_policy, open_engine
+from agentenv.errors import UsageError
+from agentenv.inference.policy import Policy, load_policy
 from agentenv_trainers.rollout_settings import RolloutSettings
 
 __all__ = [
     "EnvFactory",
     "Policy",
-    "check_engine",
     "find_environment",
     "fit_context",
     "load_policy",
-    "open_engine",
 ]
 
 logger = logging.getLogger(__name__)
@@ -48,17 +45,3 @@ def fit_context(config: RolloutSettings, policy: Policy, given: Collection[str])
         )
     logger.warning("episodes are limited to the %d positions of model %s", positions, policy.name)
     config.max_tokens_per_episode = positions
-
-
-def check_engine(kind: str) -> None:
-    """Whether an engine can be used here; cheap.
-
-    Raises:
-        UsageError: it can't; where an extra is missing the message says which.
-    """
-    if kind == "vllm":
-        if importlib.util.find_spec("vllm") is None:
-            raise MissingExtraError("vllm", "vllm")
-        raise UsageError("--engine vllm: this version samples with transformers only; leave --engine out")
-    if kind != "transformers":
-        raise UsageError(f"--engine {kind}: must be transformers or vllm")

@@ -32,11 +32,9 @@ from agentenv_trainers.recipe.sandboxes import Sandboxes
 from agentenv_trainers.recipe.sources import (
     EnvFactory,
     Policy,
-    check_engine,
     find_environment,
     fit_context,
     load_policy,
-    open_engine,
 )
 from agentenv_trainers.sao import SAOConfig, SAOTrainer
 
@@ -126,15 +124,14 @@ class Recipe:
             along = Experiment(self.name, parsed, None, eval_env=None, eval_tasks="")
             return _run_stages(along, parsed, self._load(parsed), None)
         RunDirectory.check(config.output_dir, resume=arguments.resume)
-        check_engine(arguments.engine)
+        arguments.check_engine()
         setup = self.set_up(parsed)
         policy = self._load(parsed)
         if setup.before_start is not None:
             setup.before_start()
-        rollout = config.rollout_config()
-        engine = open_engine(policy, max_batch=rollout.num_envs, max_length=rollout.max_tokens_per_episode)
+        engines = arguments.open_engines(policy, config, parsed.chosen)
         controller = AsyncController(
-            setup.train_env, LLMProxy([engine]), policy.tokenizer, rollout, seed=config.seed
+            setup.train_env, LLMProxy(engines), policy.tokenizer, config.rollout_config(), seed=config.seed
         )
         experiment = Experiment(
             self.name,

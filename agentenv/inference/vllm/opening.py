@@ -1,0 +1,225 @@
+"""Engines over vLLM for a policy: servers that run already, one that is started here, or vLLM in this process.
+
+Invariant: whatever cannot work is a UsageError, and nothing that was started is left running then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentenv.errors import UsageError
+from agentenv.inference.model_skeleton import ModelSkeleton
+from agentenv.inference.vllm.connect import connect
+from agentenv.inference.vllm.engine import VLLMEngine
+from agentenv.inference.vllm.in_process import InProcessBackend
+from agentenv.inference.vllm.server_process import ServerProcess, find_vllm
+from agentenv.inference.weight_sync import WeightSync
+from agentenv.inference.weight_transfer import open_transfer
+
+__all__ = ["VLLMOptions", "check_vllm", "open_vllm"]
+
+
+_OPTIONS = {
+    "urls": "--vllm_url",
+    "python": "--vllm_python",
+    "arguments": "--vllm_args",
+    "devices": "--vllm_devices",
+}
+"""Fields and how command lines call them."""
+
+
+@dataclass(frozen=True)
+class VLLMOptions:
+    """Which vLLM, and how weights get there."""
+
+    urls: tuple[str, ...] = ()
+    """Of servers that run; empty: one is started."""
+    python: str | None = None
+    """Interpreter that has vLLM, for the server that is started; None: the running one."""
+    arguments: str = ""
+    """More of that server's."""
+    devices: str | None = None
+    """GPUs of that server, as CUDA_VISIBLE_DEVICES has them; None: all."""
+    transfer: str = "shared-memory"
+    """One of :data:`agentenv.inference.weight_transfer.TRANSFERS`."""
+    folder: str | None = None
+    """Of the transfer by filesystem."""
+    start_timeout_s: float = 900.0
+    """How long a server may take to start, and one that has gone to come back."""
+    in_process: bool = False
+    """No server: vLLM runs in this process."""
+
+    def __post_init__(self) -> None:
+        if not self.start_timeout_s > 0:
+            raise UsageError(f"--vllm_start_timeout_s is {self.start_timeout_s}, must be above 0")
+        given = [option for name, option in _OPTIONS.items() if getattr(self, name)]
+        own = [option for option in given if option != "--vllm_url"]
+        if self.urls and own:
+            raise UsageError(f"{own[0]} is for a server that is started here; --vllm_url names running ones")
+        if len(set(self.urls)) < len(self.urls):
+            raise UsageError("--vllm_url names a server twice")
+        if self.in_process:
+            not_taken = [option for option in given if option != "--vllm_args"]
+            if not_taken:
+                raise UsageError(f"--engine vllm-in-process takes no {not_taken[0]}")
+            if self.transfer == "nccl":
+                raise UsageError("--engine vllm-in-process takes no --weight_transfer nccl")
+
+
+def check_vllm(options: VLLMOptions) -> None:
+    """Whether engines can be opened, as far as is seen without a model; cheap.
+
+    Raises:
+        UsageError: they can't.
+    """
+    if not options.urls:
+        find_vllm(options.python)
+    if options.transfer == "nccl" and not torch.cuda.is_available():
+        raise UsageError("--weight_transfer nccl: the trainer has no GPU; use shared-memory or filesystem")
+
+
+def open_vllm(
+    policy: Any,
+    options: VLLMOptions,
+    *,
+    max_batch: int,
+    max_length: int,
+    note: Callable[[str], None] = lambda line: None,
+) -> list[VLLMEngine]:
+    """One engine for each server, each with the policy's weights.
+
+    Args:
+        policy: an :class:`agentenv.inference.policy.Policy` as it was loaded.
+        options: which servers.
+        max_batch: most requests side by side at a server that is started here.
+        max_length: tokens of the longest episode.
+        note: told in a line what takes long.
+
+    Raises:
+        UsageError: see :func:`agentenv.inference.vllm.connect.connect`.
+    """
+    check_vllm(options)
+    skeleton = ModelSkeleton(policy.model)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sync = WeightSync(skeleton, open_transfer(options.transfer, folder=options.folder, device=device))
+    weights = policy.model.state_dict()
+    server: ServerProcess | None = None
+
+    async def connect_all() -> list[Any]:
+        return [
+            await connect(
+                url,
+                model=policy.source,
+                tokenizer=policy.tokenizer,
+                max_length=max_length,
+                weight_sync=sync,
+                weights=weights,
+                api_key=os.environ.get("VLLM_API_KEY"),
+                owner=server,
+                start_timeout_s=options.start_timeout_s,
+            )
+            for url in urls
+        ]
+
+    try:
+        urls = options.urls
+        if options.in_process:
+            note("loading the policy into vLLM; it may take a minute")
+            backends: list[Any] = [
+                open_in_process(policy, skeleton, options, max_batch=max_batch, max_length=max_length)
+            ]
+        elif not urls:
+            note("starting a vLLM server; it may take minutes")
+            server = start_server(policy, skeleton, options, max_batch=max_batch, max_length=max_length)
+            urls = (server.url,)
+        if not options.in_process:
+            backends = asyncio.run(connect_all())
+    except BaseException:
+        if server is not None:
+            server.stop()
+        asyncio.run(sync.close())
+        raise
+    eos = policy.tokenizer.eos_token_id
+    return [
+        VLLMEngine(
+            backend,
+            sync,
+            eos_token_ids=() if eos is None else (int(eos),),
+            max_length=max_length,
+            restart_timeout_s=options.start_timeout_s,
+        )
+        for backend in backends
+    ]
+
+
+def start_server(
+    policy: Any, skeleton: ModelSkeleton, options: VLLMOptions, *, max_batch: int, max_length: int
+) -> ServerProcess:
+    """A server of the policy; see :func:`checkpoint_of`."""
+    _, on_processor = find_vllm(options.python)
+    model, folder = checkpoint_of(policy, skeleton, on_processor=on_processor)
+    arguments = shlex.split(options.arguments)
+    if options.transfer == "nccl":
+        arguments = ["--weight-transfer-config", '{"backend": "nccl"}', *arguments]
+    return ServerProcess(
+        model,
+        dtype=str(skeleton.dtype).removeprefix("torch."),
+        max_length=max_length,
+        max_requests=max_batch,
+        python=options.python,
+        arguments=arguments,
+        devices=options.devices,
+        folder=folder,
+    )
+
+
+def open_in_process(
+    policy: Any, skeleton: ModelSkeleton, options: VLLMOptions, *, max_batch: int, max_length: int
+) -> InProcessBackend:
+    """vLLM in this process; see :func:`checkpoint_of`."""
+    _, on_processor = find_vllm()
+    try:
+        arguments = json.loads(options.arguments or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise UsageError(
+            f"--vllm_args {options.arguments!r}: --engine vllm-in-process takes a JSON object of vLLM's "
+            f"AsyncEngineArgs ({error})"
+        ) from None
+    model, folder = checkpoint_of(policy, skeleton, on_processor=on_processor)
+    return InProcessBackend(
+        model,
+        dtype=str(skeleton.dtype).removeprefix("torch."),
+        max_length=max_length,
+        max_requests=max_batch,
+        arguments=arguments,
+        folder=folder,
+    )
+
+
+def checkpoint_of(
+    policy: Any, skeleton: ModelSkeleton, *, on_processor: bool
+) -> tuple[str, tempfile.TemporaryDirectory[str] | None]:
+    """What vLLM can load the policy from, and the folder that has to last as long, if one was made.
+
+    A vLLM on processors keeps a copy of the head of a model whose embeddings are tied, which no new weights reach: it
+    is given a checkpoint with the two apart.
+    """
+    if not (on_processor and skeleton.is_tied):
+        return policy.source, None
+    folder = tempfile.TemporaryDirectory(prefix="agentenv-model-")
+    model = Path(folder.name) / Path(policy.source).name
+    skeleton.save(policy.model.state_dict(), model)
+    policy.tokenizer.save_pretrained(model)
+    return str(model), folder

@@ -1,0 +1,252 @@
+"""How new weights get from the trainer to engines in other processes.
+
+    shared-memory   a checkpoint in /dev/shm; trainer and engine on one machine
+    filesystem      a checkpoint in a folder that all machines mount
+    nccl            broadcast between GPUs, by TRL's client
+
+Invariants:
+
+* Weights that were published can be loaded any number of times until newer ones are: an engine that was restarted
+  gets them without the trainer.
+* A checkpoint is complete before its folder has its name, and is not removed while an engine reads it.
+* Nothing is left behind by ``close``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentenv.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentenv.inference.model_skeleton import ModelSkeleton
+
+__all__ = ["TRANSFERS", "FolderTransfer", "NCCLTransfer", "Receiver", "WeightTransfer", "open_transfer"]
+
+logger = logging.getLogger(__name__)
+
+TRANSFERS = ("shared-memory", "filesystem", "nccl")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Receiver(Protocol):
+    """What takes weights: see :class:`agentenv.inference.vllm.backend.Backend`."""
+
+    name: str
+    incarnation: int
+    """How often it has gone and come back."""
+
+    async def load_folder(self, folder: Path) -> None:
+        """Take the weights of a checkpoint."""
+        ...
+
+
+class WeightTransfer(Protocol):
+    """One way for weights."""
+
+    async def publish(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor]) -> None:
+        """Keep these weights, in place of those before, for any number of :meth:`load`.
+
+        Args:
+            skeleton: of the model.
+            weights: a state dict of it; the trainer's own, read only during the call.
+        """
+        ...
+
+    async def load(self, receiver: Receiver) -> None:
+        """Give an engine the weights that were published last.
+
+        Raises:
+            ConnectionLostError: the engine has gone.
+            ModelError: it did not take them.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free what was published; idempotent."""
+        ...
+
+
+class FolderTransfer:
+    """Through checkpoints in a folder, one after the other.
+
+    Args:
+        parent: where a folder of its own is made; all engines must see it under the same path.
+        durable: write through to the disk before an engine is told.
+
+    Raises:
+        UsageError: that is no folder that can be written to.
+    """
+
+    def __init__(self, parent: Path, *, durable: bool = False) -> None:
+        self._durable = durable
+        try:
+            self._root = Path(tempfile.mkdtemp(prefix="agentenv-weights-", dir=parent))
+        except OSError as error:
+            raise UsageError(f"weights can't be written to {parent}: {error.strerror}") from error
+        self._root.chmod(0o755)  # engines may run as another user
+        # Also where the program ends without close.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._root, True)
+        self._numbers = itertools.count()
+        self._newest: Path | None = None
+        self._readers: dict[Path, int] = {}
+
+    async def publish(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor]) -> None:
+        """See :class:`WeightTransfer`.
+
+        Raises:
+            ModelError: the disk, or shared memory, is full.
+        """
+        folder = self._root / f"{next(self._numbers)}"
+        free = shutil.disk_usage(self._root).free
+        if free < skeleton.num_bytes:
+            raise ModelError(
+                f"weights need {skeleton.num_bytes / 2**30:.2f} GiB in {self._root.parent}, {free / 2**30:.2f} are free"
+            )
+        await asyncio.to_thread(self._write, skeleton, weights, folder)
+        former, self._newest = self._newest, folder
+        if former is not None and not self._readers.get(former):
+            await asyncio.to_thread(shutil.rmtree, former, True)
+
+    async def load(self, receiver: Receiver) -> None:
+        """See :class:`WeightTransfer`."""
+        folder = self._newest
+        if folder is None:
+            raise ModelError("no weights were published")
+        self._readers[folder] = self._readers.get(folder, 0) + 1
+        try:
+            await receiver.load_folder(folder)
+        finally:
+            self._readers[folder] -= 1
+            if not self._readers[folder]:
+                del self._readers[folder]
+                if folder != self._newest:
+                    await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    async def close(self) -> None:
+        """Remove the folder."""
+        await asyncio.to_thread(self._remove)
+
+    def _write(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor], folder: Path) -> None:
+        unfinished = folder.with_name(f"{folder.name}.part")
+        try:
+            skeleton.save(weights, unfinished)
+            for path in unfinished.iterdir():
+                path.chmod(0o644)
+                if self._durable:
+                    _flush(path)
+            unfinished.rename(folder)
+            if self._durable:
+                _flush(self._root)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise ModelError(f"weights could not be written to {self._root}: {error}") from error
+
+
+class NCCLTransfer:
+    """Broadcast over NCCL by TRL's client; trainer and engines have GPUs, and both have vLLM installed.
+
+    Args:
+        device: the trainer's, such as ``cuda:0``.
+        client: makes a client of the server at a base URL; None: ``trl.generation.vllm_client.VLLMClient``.
+
+    Raises:
+        UsageError: that is no GPU.
+    """
+
+    def __init__(self, device: str = "cuda", *, client: Any = None) -> None:
+        if client is None and not device.startswith("cuda"):
+            raise UsageError(f"nccl sends weights between GPUs, the trainer's device is {device}")
+        self._device, self._make_client = device, client or _trl_client
+        self._clients: dict[str, tuple[int, Any]] = {}
+        self._newest: list[tuple[str, Tensor]] | None = None
+        # The clients' groups share the trainer's device and know no concurrency.
+        self._lock = asyncio.Lock()
+
+    async def publish(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor]) -> None:
+        """See :class:`WeightTransfer`; keeps a copy on the CPU, since the trainer goes on to change its own."""
+        named = skeleton.checkpoint_tensors(weights)
+        self._newest = await asyncio.to_thread(
+            lambda: [(name, t.detach().cpu().clone()) for name, t in named]
+        )
+
+    async def load(self, receiver: Receiver) -> None:
+        """See :class:`WeightTransfer`; an engine that was restarted joins a new group."""
+        if self._newest is None:
+            raise ModelError("no weights were published")
+        async with self._lock:
+            await asyncio.to_thread(self._send, receiver.name, receiver.incarnation, self._newest)
+
+    async def close(self) -> None:
+        """Leave the groups."""
+        clients, self._clients = self._clients, {}
+        self._newest = None
+        for _, client in clients.values():
+            await asyncio.to_thread(client.close_communicator)
+
+    def _send(self, url: str, incarnation: int, weights: list[tuple[str, Tensor]]) -> None:
+        metadata = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in weights]
+        try:
+            # A server that was restarted is in no group any more, and a broadcast without it would never end.
+            known, client = self._clients.get(url, (incarnation, None))
+            if client is None or known != incarnation:
+                client = self._make_client(url)
+                client.init_communicator(device=self._device)
+                self._clients[url] = incarnation, client
+            client.update_named_params(metadata, ((name, t.to(self._device)) for name, t in weights))
+        except Exception as error:
+            self._clients.pop(url, None)
+            raise ModelError(f"{url} did not take weights over NCCL: {error}") from error
+
+
+def open_transfer(kind: str, *, folder: str | None = None, device: str = "cpu") -> WeightTransfer:
+    """A transfer by name.
+
+    Args:
+        kind: one of :data:`TRANSFERS`.
+        folder: of "filesystem", which needs it.
+        device: of the trainer.
+
+    Raises:
+        UsageError: it cannot be used here.
+    """
+    if kind not in TRANSFERS:
+        raise UsageError(f"weight transfer {kind!r} must be one of {', '.join(TRANSFERS)}")
+    if (folder is not None) != (kind == "filesystem"):
+        raise UsageError(
+            f"weight transfer {kind} takes no folder"
+            if folder is not None
+            else "weight transfer filesystem needs a folder that trainer and engines see under the same path"
+        )
+    if kind == "nccl":
+        return NCCLTransfer(device)
+    if folder is not None:
+        return FolderTransfer(Path(folder), durable=True)
+    if not os.access(_SHARED_MEMORY, os.W_OK):
+        raise UsageError(f"there is no {_SHARED_MEMORY} to write to: send weights by filesystem")
+    return FolderTransfer(_SHARED_MEMORY)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _trl_client(url: str) -> Any:
+    from trl.generation.vllm_client import VLLMClient
+
+    return VLLMClient(base_url=url, connection_timeout=60.0)

@@ -1,0 +1,225 @@
+"""What do rollouts cost beside the vLLM that they sample from?
+
+    python benchmarks/engine.py --json engine.json --check
+    python benchmarks/engine.py --url http://127.0.0.1:8000 --model DIR      a server that runs already
+
+Episodes of an environment that takes no time are played with 64 slots through everything that training uses: the
+episode managers, LLMProxy, the engine, and log-probs and versions of all tokens. Then a plain client sends the same
+requests to the same server: the same prompts, the same lengths, each episode's turns one after another, 64 episodes
+side by side, and only counts what comes back. The two alternate, in either order by turns, with an empty prefix cache
+each time; the figure is the ratio of their throughputs within a round, so that a machine that is busy with other work
+slows both. The bar is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import agentenv
+from agentenv.errors import AgentEnvError
+from agentenv.inference import Generation, GenerationRequest, LLMProxy
+from agentenv.inference.policy import load_policy
+from agentenv.inference.vllm.json_http import JsonHttp
+from agentenv.inference.vllm.opening import VLLMOptions, open_vllm
+from agentenv.report.bars import Bar, print_bars
+from agentenv.rollout import AsyncController, RolloutConfig
+
+LEAST_RATIO = 0.9
+EMBEDDED = Path(__file__).resolve().parent.parent / "envs/agentenv_envs/swe/policy"
+
+
+class Turns(agentenv.BaseEnv):
+    """Answers every action with the same line, a number of times."""
+
+    worker = "inline"
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = self._turns
+        return f"Task {seed}: go on until the end.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        return "ok, what next?", 0.0, self._left == 0, False, {}
+
+
+class Recorded:
+    """An engine's requests, kept by episode."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.requests: dict[str, list[tuple[list[int], int]]] = {}
+        self.tokens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation: Generation = await self._engine.generate(request)
+        asked = self.requests.setdefault(request.episode_id, [])
+        asked.append((list(request.prompt_ids), len(generation.token_ids)))
+        self.tokens += len(generation.token_ids)
+        return generation
+
+
+def play(controller: AsyncController, engine: Recorded, episodes: int, slots: int) -> float:
+    """Tokens per second of episodes played as training plays them."""
+    engine.requests.clear()
+    engine.tokens = 0
+    started = time.perf_counter()
+    trajectories = controller.evaluate(None, list(range(episodes)), num_envs=slots)
+    seconds = time.perf_counter() - started
+    failed = [trajectory for trajectory in trajectories if trajectory.failed]
+    if failed:
+        raise SystemExit(f"{len(failed)} episodes failed: {failed[0].info.get('error')}")
+    return engine.tokens / seconds
+
+
+def send(url: str, model: str, episodes: Sequence[list[tuple[list[int], int]]], slots: int) -> float:
+    """Tokens per second of the same requests, sent plainly."""
+
+    async def all_of_them() -> float:
+        http, waiting, tokens = JsonHttp(url), list(reversed(episodes)), 0
+
+        async def slot() -> None:
+            nonlocal tokens
+            while waiting:
+                for prompt, length in waiting.pop():
+                    body = {
+                        "model": model,
+                        "prompt": prompt,
+                        "max_tokens": length,
+                        "temperature": 1.0,
+                        "ignore_eos": True,
+                    }
+                    answer = (await http.post("/v1/completions", body, timeout_s=600.0)).json()
+                    tokens += answer["usage"]["completion_tokens"]
+
+        started = time.perf_counter()
+        await asyncio.gather(*(slot() for _ in range(slots)))
+        seconds = time.perf_counter() - started
+        await http.close()
+        return tokens / seconds
+
+    return asyncio.run(all_of_them())
+
+
+def empty_cache(url: str) -> None:
+    """Forget the prompts of the side before."""
+
+    async def ask() -> None:
+        http = JsonHttp(url)
+        await http.post("/reset_prefix_cache", timeout_s=60.0)
+        await http.close()
+
+    asyncio.run(ask())
+
+
+def served_model(url: str) -> str:
+    """Its name."""
+
+    async def ask() -> str:
+        http = JsonHttp(url)
+        answer = await http.get("/v1/models", timeout_s=60.0)
+        await http.close()
+        return str(answer.json()["data"][0]["id"])
+
+    return asyncio.run(ask())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, write, print the figure against its bar."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=str(EMBEDDED), help="folder, or name on the hub")
+    parser.add_argument("--url", help="of a vLLM server that serves it; unset: one is started")
+    parser.add_argument("--vllm_python", help="interpreter that has vLLM; unset: this one")
+    parser.add_argument("--slots", type=int, default=64, help="episodes side by side")
+    parser.add_argument("--episodes", type=int, default=128, help="of a side, in each round")
+    parser.add_argument("--turns", type=int, default=4, help="of an episode")
+    parser.add_argument("--tokens", type=int, default=32, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the results there")
+    parser.add_argument("--check", action="store_true", help="exit 1 where the figure misses its bar")
+    options = parser.parse_args(argv)
+    policy = load_policy(options.model)
+    policy.tokenizer.eos_token = None  # all turns have one length
+    length = options.turns * (options.tokens + 40) + 80
+    servers = VLLMOptions(urls=(options.url,) if options.url else (), python=options.vllm_python)
+    try:
+        (engine,) = open_vllm(policy, servers, max_batch=options.slots, max_length=length, note=print)
+    except AgentEnvError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    recorded = Recorded(engine)
+    controller = AsyncController(
+        lambda: Turns(options.turns),
+        LLMProxy([recorded]),
+        policy.tokenizer,
+        RolloutConfig(
+            batch_size=options.slots,
+            num_envs=options.slots,
+            max_turns=options.turns,
+            max_tokens_per_turn=options.tokens,
+            max_tokens_per_episode=length,
+        ),
+    )
+    url = engine.name
+    model, rounds = served_model(url), []
+    try:
+        play(
+            controller, recorded, options.slots, options.slots
+        )  # warms up, and gives the requests of the first round
+        episodes = list(recorded.requests.values())
+        for number in range(options.rounds):
+            figures: dict[str, float] = {}
+            for side in ("rollouts", "raw") if number % 2 == 0 else ("raw", "rollouts"):
+                empty_cache(url)
+                if side == "rollouts":
+                    figures[side] = play(controller, recorded, options.episodes, options.slots)
+                    episodes = list(recorded.requests.values())
+                else:
+                    repeated = [episodes[n % len(episodes)] for n in range(options.episodes)]
+                    figures[side] = send(url, model, repeated, options.slots)
+            figures["ratio"] = figures["rollouts"] / figures["raw"]
+            rounds.append(figures)
+            print(
+                f"round {number + 1}: rollouts {figures['rollouts']:.0f} tokens/s, raw {figures['raw']:.0f} tokens/s, "
+                f"ratio {figures['ratio']:.3f}",
+                flush=True,
+            )
+    finally:
+        controller.stop()
+    ratio = statistics.median(figures["ratio"] for figures in rounds)
+    bar = Bar(
+        f"rollouts through LLMProxy against raw vLLM at {options.slots} requests", ratio, ">=", LEAST_RATIO
+    )
+    held = print_bars([bar])
+    if options.json:
+        results = {
+            "settings": vars(options),
+            "machine": {"platform": platform.platform(), "python": platform.python_version()},
+            "rounds": rounds,
+            "bars": [bar.as_dict()],
+        }
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0 if held or not options.check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

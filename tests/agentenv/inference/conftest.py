@@ -1,0 +1,430 @@
+"""A small model, and engines of every kind over it, for the tests that all of them must pass.
+
+The kinds: ``transformers``; ``fake server``, which is the engine over vLLM's protocol with a server of these tests
+behind it; ``vllm server`` and ``in process``, which are vLLM and skip where there is none. The former takes vLLM of
+the interpreter that AGENTENV_TEST_VLLM_PYTHON names, or a running server that AGENTENV_TEST_VLLM_URL names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from agentenv.errors import MissingExtraError, UsageError
+from agentenv.inference import Engine, GenerationRequest, SamplingParams
+from agentenv.inference.model_skeleton import ModelSkeleton
+from agentenv.inference.policy import Policy
+from agentenv.inference.transformers_engine import TransformersEngine
+from agentenv.inference.vllm import VLLMEngine, connect
+from agentenv.inference.vllm.opening import VLLMOptions, open_in_process, start_server
+from agentenv.inference.vllm.server_process import find_vllm
+from agentenv.inference.weight_sync import WeightSync
+from agentenv.inference.weight_transfer import open_transfer
+
+MAX_LENGTH = 640
+_START_TIMEOUT_S = float(os.environ.get("AGENTENV_TEST_VLLM_START_S", "900"))
+Weights = Mapping[str, torch.Tensor]
+
+
+@dataclass
+class SmallModel:
+    """Half a million parameters with weights drawn at random, tied embeddings, and a tokenizer."""
+
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        self.weights: Weights = {name: t.clone() for name, t in self.policy.model.state_dict().items()}
+        self.skeleton = ModelSkeleton(self.policy.model)
+        self.vocabulary = self.skeleton.vocab_size
+
+    def other_weights(self, seed: int, scale: float = 0.1) -> Weights:
+        """Weights near those of the model, by noise of so many standard deviations."""
+        generator = torch.Generator().manual_seed(seed)
+        weights = {
+            name: t + scale * t.std() * torch.randn(t.shape, generator=generator) if t.ndim > 1 else t.clone()
+            for name, t in self.weights.items()
+        }
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        return weights
+
+    def logits(self, weights: Weights, token_ids: Sequence[int]) -> torch.Tensor:
+        """[T, V] of a plain forward pass."""
+        model = self.policy.model
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+
+    def logprobs(self, weights: Weights, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        """Of the completion's tokens, by a plain forward pass."""
+        rows = self.logits(weights, [*prompt, *completion]).log_softmax(-1)[len(prompt) - 1 : -1]
+        return rows.gather(-1, torch.tensor(list(completion), dtype=torch.long)[:, None])[:, 0].tolist()
+
+    def prompt(self, length: int, seed: int = 0) -> list[int]:
+        """Ids at random."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, self.vocabulary, (length,), generator=generator).tolist()
+
+
+def make_small_model(repository: Path, folder: Path) -> SmallModel:
+    """The model, saved in a folder that is called ``model``."""
+    source = repository / "envs/agentenv_envs/swe/policy"
+    config = transformers.AutoConfig.from_pretrained(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3.0)  # far from uniform, so that a wrong mask or position shows
+    path = str(folder / "model")
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return SmallModel(Policy(path, model, tokenizer, path))
+
+
+class FakeVLLM:
+    """A server with vLLM's HTTP interface over the transformers engine, in a thread.
+
+    Args:
+        small: what it serves.
+        answers: instead of its own, ``{path: (status, value)}``; None: it never answers.
+        version, max_length: what it says of itself.
+        shift: added to all log-probs.
+    """
+
+    def __init__(
+        self,
+        small: SmallModel,
+        *,
+        answers: Mapping[str, tuple[int, Any] | None] | None = None,
+        version: str = "0.32.0",
+        max_length: int = MAX_LENGTH,
+        shift: float = 0.0,
+    ) -> None:
+        self._small, self.answers = small, dict[str, Any](answers or {})
+        self.shift = shift
+        self._version, self._max_length = version, max_length
+        self.root = str(small.policy.source)
+        self.calls: list[str] = []
+        self.most_requests = self._requests = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._port = 0
+        self._serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Listen, with the weights that the folder holds; after a crash on the same port."""
+        self._small.policy.model.load_state_dict(self._small.weights)
+        self._engine = TransformersEngine(self._small.policy.model, max_batch=64, max_length=self._max_length)
+        self._weights: Weights = self._small.weights
+        self._call(self._listen())
+
+    def crash(self) -> None:
+        """Cut all connections and listen no more."""
+        self._call(self._hang_up())
+
+    def close(self) -> None:
+        self.crash()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def _hang_up(self) -> None:
+        self._server.close()
+        await asyncio.sleep(0.01)  # a connection may have been taken whose task has not begun
+        while self._serving:
+            for writer in self._serving.values():
+                writer.transport.abort()
+            await asyncio.wait(list(self._serving), timeout=1.0)
+        await self._engine.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[task] = writer
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                lines = head.decode().split("\r\n")
+                target = lines[0].split()[1]
+                length = next(int(line.split(":")[1]) for line in lines if line.startswith("Content-Length"))
+                body = json.loads(await reader.readexactly(length) or b"{}")
+                answering = asyncio.create_task(self._answer(target.partition("?")[0], body))
+                gone = asyncio.create_task(reader.read(1))
+                await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    answering.cancel()
+                    await asyncio.wait({answering})
+                    return
+                gone.cancel()
+                await asyncio.wait({gone})
+                status, value = answering.result()
+                data = json.dumps(value).encode()
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+                await writer.drain()
+        except (OSError, EOFError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            del self._serving[task]
+
+    async def _answer(self, path: str, body: Any) -> tuple[int, Any]:
+        self.calls.append(path)
+        if path in self.answers:
+            answer = self.answers[path]
+            if answer is None:
+                await asyncio.Event().wait()
+            return answer
+        if path == "/v1/completions":
+            self._requests += 1
+            self.most_requests = max(self.most_requests, self._requests)
+            try:
+                return await self._complete(body)
+            finally:
+                self._requests -= 1
+        value: Any = {}
+        if path == "/version":
+            value = {"version": self._version}
+        elif path == "/v1/models":
+            value = {"data": [{"id": "policy", "root": self.root, "max_model_len": self._max_length}]}
+        elif path == "/is_paused":
+            value = {"is_paused": False}
+        elif path == "/tokenize":
+            value = {"tokens": self._small.policy.tokenizer.encode(body["prompt"], add_special_tokens=False)}
+        elif path == "/pause":
+            await self._engine.suspend()
+        elif path == "/resume":
+            await self._engine.resume()
+        elif path == "/abort_requests":
+            for name in body["request_ids"]:
+                await self._engine.abort(name.removeprefix("cmpl-").removesuffix("-0"))
+        elif path == "/collective_rpc":
+            self._weights = load_file(f"{body['kwargs']['weights_path']}/model.safetensors")
+            await self._engine.update_weights(self._weights, self._engine.version + 1)
+        elif path == "/reset_prefix_cache":
+            value = {"success": True}
+        elif path != "/health":
+            return 404, {"detail": "Not Found"}
+        return 200, value
+
+    async def _complete(self, body: Any) -> tuple[int, Any]:
+        prompt = body["prompt"]
+        if len(prompt) >= self._max_length:
+            return 400, {"error": {"message": "too long"}}
+        if body.get("prompt_logprobs") is not None:
+            scores = self._small.skeleton.logprobs(self._weights, prompt)
+            rows = [None] + [
+                {str(t): {"logprob": s + self.shift}} for t, s in zip(prompt[1:], scores, strict=True)
+            ]
+            return 200, {"choices": [{"prompt_logprobs": rows}]}
+        sampling = SamplingParams(
+            temperature=body["temperature"],
+            top_p=body["top_p"],
+            top_k=max(body["top_k"], 0),
+            repetition_penalty=body["repetition_penalty"],
+            max_tokens=body["max_tokens"],
+            stop_token_ids=tuple(body["stop_token_ids"]),
+        )
+        generation = await self._engine.generate(
+            GenerationRequest(body["request_id"], prompt, sampling, seed=body.get("seed"))
+        )
+        choice = {
+            "token_ids": generation.token_ids,
+            "logprobs": {"token_logprobs": [value + self.shift for value in generation.logprobs]},
+            "finish_reason": generation.finish_reason,
+        }
+        return 200, {"choices": [choice]}
+
+
+def make_sync(small: SmallModel) -> WeightSync:
+    return WeightSync(small.skeleton, open_transfer("shared-memory"))
+
+
+def connect_engine(
+    small: SmallModel, url: str, *, max_length: int = MAX_LENGTH, ends: bool = False, **options: Any
+) -> VLLMEngine:
+    """An engine over the server at an address, with the model's own weights.
+
+    Args:
+        ends: whether the tokenizer's end of sequence ends a turn, which then has a length that nobody knows.
+    """
+    sync = make_sync(small)
+
+    async def opened() -> Any:
+        try:
+            return await connect(
+                url,
+                model=small.policy.source,
+                tokenizer=small.policy.tokenizer,
+                max_length=max_length,
+                weight_sync=sync,
+                weights=small.weights,
+            )
+        except UsageError:
+            await sync.close()
+            raise
+
+    backend = asyncio.run(opened())
+    eos = (small.policy.tokenizer.eos_token_id,) if ends else ()
+    return VLLMEngine(backend, sync, eos_token_ids=eos, max_length=max_length, **options)
+
+
+@pytest.fixture(scope="session")
+def small(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return make_small_model(repository, tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def make_fake(small: SmallModel) -> Iterator[Callable[..., FakeVLLM]]:
+    """Starts fake servers, which end with the test."""
+    servers = []
+
+    def make(**options: Any) -> FakeVLLM:
+        servers.append(FakeVLLM(small, **options))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def fake_vllm(make_fake: Callable[..., FakeVLLM]) -> FakeVLLM:
+    return make_fake()
+
+
+@pytest.fixture
+def connect_to(small: SmallModel) -> Callable[..., VLLMEngine]:
+    """Opens an engine over the server at a URL."""
+    return functools.partial(connect_engine, small)
+
+
+@pytest.fixture(scope="session")
+def vllm_server_url(small: SmallModel) -> Iterator[str]:
+    """A vLLM server of the small model."""
+    url = os.environ.get("AGENTENV_TEST_VLLM_URL")
+    if url:
+        yield url
+        return
+    options = VLLMOptions(python=os.environ.get("AGENTENV_TEST_VLLM_PYTHON"))
+    try:
+        find_vllm(options.python)
+    except MissingExtraError:
+        pytest.skip("vllm is not installed")
+    server = start_server(small.policy, small.skeleton, options, max_batch=64, max_length=MAX_LENGTH)
+    started = time.monotonic()
+    while not _answers(server.url):
+        assert server.is_running, server.why()
+        assert time.monotonic() - started < _START_TIMEOUT_S, server.why()
+        time.sleep(0.5)
+    yield server.url
+    server.stop()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def loop_runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def vllm_in_process(small: SmallModel, loop_runner: asyncio.Runner) -> Iterator[Any]:
+    """vLLM in this process, which engines of several tests use one after another."""
+    options = VLLMOptions(in_process=True)
+    try:
+        find_vllm()
+    except MissingExtraError:
+        pytest.skip("vllm is not installed")
+    backend = open_in_process(small.policy, small.skeleton, options, max_batch=64, max_length=MAX_LENGTH)
+    close = backend.close
+
+    async def stay_open() -> None:
+        await backend.resume()  # a test may have left it paused
+
+    backend.close = stay_open  # type: ignore[method-assign]
+    yield backend
+    loop_runner.run(close())
+
+
+OpenEngine = Callable[..., Engine]
+
+
+@pytest.fixture(
+    params=[
+        "transformers",
+        "fake server",
+        pytest.param("vllm server", marks=pytest.mark.vllm),
+        pytest.param("in process", marks=pytest.mark.vllm),
+    ]
+)
+def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine:
+    """Opens an engine with the small model's weights; the test closes it."""
+    if request.param == "transformers":
+
+        def over_transformers(*, max_length: int = MAX_LENGTH, ends: bool = False) -> Engine:
+            small.policy.model.load_state_dict(small.weights)
+            tokenizer = small.policy.tokenizer if ends else None
+            return TransformersEngine(small.policy.model, tokenizer, max_batch=64, max_length=max_length)
+
+        return over_transformers
+    if request.param == "in process":
+        backend = request.getfixturevalue("vllm_in_process")
+        runner: asyncio.Runner = request.getfixturevalue("loop_runner")
+
+        def in_process(*, max_length: int = MAX_LENGTH, ends: bool = False) -> Engine:
+            sync = make_sync(small)
+
+            async def give_first_weights() -> None:
+                await sync.publish(small.weights)
+                await sync.load(backend)
+                await backend.reset_prefix_cache()
+                await sync.check(backend)
+
+            runner.run(give_first_weights())
+            eos = (small.policy.tokenizer.eos_token_id,) if ends else ()
+            return VLLMEngine(backend, sync, eos_token_ids=eos, max_length=max_length)
+
+        return in_process
+    url = (
+        request.getfixturevalue("fake_vllm").url
+        if request.param == "fake server"
+        else request.getfixturevalue("vllm_server_url")
+    )
+    return lambda **options: connect_engine(small, url, **options)
