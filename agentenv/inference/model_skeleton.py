@@ -3,6 +3,7 @@
 Invariants:
 
 * A skeleton shares no tensor with the model it was made from, and holds none of the size of a weight.
+* It may be used by several threads.
 * Folders are written as ``save_pretrained`` writes them, with the names that a checkpoint has on disk; but weights that
   are tied are written under each of their names, since a vLLM on processors loads the head apart from the embeddings.
 """
@@ -10,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,8 @@ class ModelSkeleton:
         self.dtype: torch.dtype = next(self._model.parameters()).dtype
         config = self._model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
+        self._lock = threading.Lock()
+        """A forward pass puts weights into the model for its time."""
 
     @property
     def is_tied(self) -> bool:
@@ -129,12 +133,13 @@ class ModelSkeleton:
         buffers = {
             name: buffer.to(device) for name, buffer in self._model.named_buffers() if name not in weights
         }
-        output = torch.func.functional_call(
-            self._model,
-            {**buffers, **{name: tensor.detach() for name, tensor in self._untied(weights).items()}},
-            (),
-            {"input_ids": ids, "use_cache": False},
-        )
+        with self._lock:
+            output = torch.func.functional_call(
+                self._model,
+                {**buffers, **{name: tensor.detach() for name, tensor in self._untied(weights).items()}},
+                (),
+                {"input_ids": ids, "use_cache": False},
+            )
         rows = output.logits[0, :-1].float().log_softmax(-1)
         return rows.gather(-1, ids[0, 1:, None])[:, 0].tolist()
 

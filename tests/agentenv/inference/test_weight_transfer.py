@@ -1,6 +1,7 @@
 """Weights on their way: written once, readable until newer ones are read, gone in the end."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ def test_a_skeleton_holds_no_weight_and_its_log_probs_are_the_models(small: Any)
     without_head = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
     small.skeleton.check(without_head)
     assert small.skeleton.logprobs(without_head, ids) == pytest.approx(expected, abs=1e-5)
+
+
+def test_log_probs_in_several_threads_are_those_of_their_weights_and_leave_none_behind(small: Any) -> None:
+    ids, weights = small.prompt(30), [small.other_weights(seed) for seed in range(4)]
+    expected = [small.skeleton.logprobs(each, ids) for each in weights]
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda n: small.skeleton.logprobs(weights[n % 4], ids), range(24)))
+    for number, result in enumerate(results):
+        assert result == pytest.approx(expected[number % 4], abs=1e-5)
+    assert all(parameter.is_meta for parameter in small.skeleton._model.parameters())
 
 
 def test_a_folder_lasts_while_it_is_read_and_the_newest_until_the_end(small: Any, tmp_path: Path) -> None:
