@@ -1,7 +1,7 @@
 """A vLLM server as an engine's backend, over its HTTP interface.
 
 The server needs VLLM_SERVER_DEV_MODE=1 (pause, abort, loading of weights) and ``--logprobs-mode processed_logprobs``
-(log-probs after temperature, top-k, top-p and penalties); :mod:`agentenv.inference.vllm.checks` tells.
+(log-probs after temperature, top-k, top-p and penalties); :mod:`agentenv.inference.vllm.connect` tells.
 
 Invariants:
 

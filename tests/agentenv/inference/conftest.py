@@ -8,10 +8,10 @@ the interpreter that AGENTENV_TEST_VLLM_PYTHON names, or a running server that A
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import os
+import socket
 import threading
 import time
 import urllib.request
@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from aiohttp import web
 from safetensors.torch import load_file
 
 from agentenv.errors import MissingExtraError, UsageError
@@ -126,7 +127,6 @@ class FakeVLLM:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._port = 0
-        self._serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self.start()
 
     @property
@@ -154,48 +154,29 @@ class FakeVLLM:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.0)
+        await self._runner.setup()
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        await web.SockSite(self._runner, self._listener).start()
 
     async def _hang_up(self) -> None:
-        self._server.close()
-        await asyncio.sleep(0.01)  # a connection may have been taken whose task has not begun
-        while self._serving:
-            for writer in self._serving.values():
-                writer.transport.abort()
-            await asyncio.wait(list(self._serving), timeout=1.0)
+        if self._runner.server is None:
+            return  # it has crashed before
+        # Connections that asyncio has taken and not yet begun are lost, unclosed, if the listener closes before.
+        self._loop.remove_reader(self._listener.fileno())
+        await asyncio.sleep(0.01)
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._runner.cleanup()
         await self._engine.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving[task] = writer
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                lines = head.decode().split("\r\n")
-                target = lines[0].split()[1]
-                length = next(int(line.split(":")[1]) for line in lines if line.startswith("Content-Length"))
-                body = json.loads(await reader.readexactly(length) or b"{}")
-                answering = asyncio.create_task(self._answer(target.partition("?")[0], body))
-                gone = asyncio.create_task(reader.read(1))
-                await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    answering.cancel()
-                    await asyncio.wait({answering})
-                    return
-                gone.cancel()
-                await asyncio.wait({gone})
-                status, value = answering.result()
-                data = json.dumps(value).encode()
-                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-                await writer.drain()
-        except (OSError, EOFError):
-            pass
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-            del self._serving[task]
+    async def _serve(self, request: web.Request) -> web.Response:
+        status, value = await self._answer(request.path, json.loads(await request.read() or b"{}"))
+        return web.json_response(value, status=status)
 
     async def _answer(self, path: str, body: Any) -> tuple[int, Any]:
         self.calls.append(path)
