@@ -4,32 +4,38 @@
     python recipes/swe_sao.py --env my_env.py             your own environment
     python recipes/swe_sao.py --output_dir DIR --resume   go on after Ctrl-C or a crash
     python recipes/swe_sao.py --model Qwen/Qwen3-0.6B --dataset tasks.jsonl --preset swe   your own, on a GPU
+    python recipes/swe_sao.py --model Qwen/Qwen3-0.6B --agent mini-swe-agent   an agent program as it is released
     accelerate launch --multi_gpu --num_processes 2 recipes/swe_sao.py   the same in two processes, or on two GPUs
 
-The agent writes one bash command a turn, in a sandbox, and ends with `submit`; hidden tests then say 1 or 0.
+The agent writes one bash command a turn, in a sandbox, and ends with `submit`; hidden tests then say 1 or 0. An agent
+program with a loop of its own brings its own habits: docs/agents-as-they-are.md.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from agentenv.agents import AgentRunner
+from agentenv.errors import UsageError
 from agentenv_envs.swe.sandbox import open_backend, reap_in_background
 
 if __name__ == "__main__":
     reap_in_background()  # what a killed run left need not wait for the imports below: they take seconds
 
 from agentenv_envs import swe
+from agentenv_envs.swe.agents import Launcher, SWEAgentPrograms, command_line, mini_swe_agent
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
     OWN_MODEL,
     Parsed,
     Recipe,
     RecipeArguments,
+    Sandboxes,
     Setup,
     other_environment,
     run_recipe,
@@ -65,6 +71,9 @@ DATA_SET: dict[str, Any] = {
 }
 """For real repositories, over the above: a first reset may build an image, the last step runs a test suite."""
 
+AGENT: dict[str, Any] = {"num_envs": 16, "max_tokens_per_turn": 1024, "max_tokens_per_episode": 16384}
+"""For agent programs with a model of the user's, over the above: their prompts are long, and each is a process."""
+
 SMOKE: dict[str, Any] = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
@@ -94,12 +103,59 @@ class SWEArguments(RecipeArguments):
         None, "Take the sandboxes from a service, or several with commas between: docs/sandbox-service.md."
     )
     allow_unisolated: bool = setting(False, "Run the code of a data set without isolation too.")
+    agent: Literal["none", "mini-swe-agent"] = setting(
+        "none",
+        "Train an agent program as it is released, on the same tasks; it has to be installed. Others: --agent_command.",
+    )
+    agent_command: str | None = setting(
+        None,
+        "Command line of any agent program that takes OPENAI_BASE_URL, with {issue_file}, {workdir}, {docker} and "
+        "{model} filled in; of --agent mini-swe-agent its command, where `mini` is not on the PATH.",
+    )
+    agent_config: str | None = setting(
+        None,
+        "Configuration of mini-swe-agent, and more of its -c options with spaces between: 'mini_textbased.yaml "
+        "agent.step_limit=20'. Unset: mini.yaml.",
+    )
+
+    def launcher(self) -> Launcher | None:
+        """What starts the agent program; None: there is none, the environment is played.
+
+        Raises:
+            UsageError: it cannot be started, or options do not go together.
+        """
+        if self.agent == "none" and self.agent_command is None:
+            if self.agent_config is not None:
+                raise UsageError("--agent_config is for --agent mini-swe-agent")
+            return None
+        if self.env is not None:
+            raise UsageError(
+                "--env names an environment to play; an agent program plays the recipe's own tasks"
+            )
+        if self.agent == "none":
+            if self.agent_config is not None:
+                raise UsageError(
+                    "--agent_config is for --agent mini-swe-agent, not for --agent_command alone"
+                )
+            assert self.agent_command is not None
+            return command_line(self.agent_command)
+        if self.model == "embedded":
+            raise UsageError(
+                "--agent mini-swe-agent needs --model: its prompts are too long for the embedded policy"
+            )
+        config, *options = (self.agent_config or "").split() or ["mini.yaml"]
+        return mini_swe_agent(self.agent_command or "mini", config=config, options=options)
 
 
-def data_set_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings for the rows of a data set, where the user named one."""
-    has_data_set = given.get("env") is None and given.get("dataset", "embedded") != "embedded"
-    return DATA_SET if has_data_set else {}
+def more_settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings for the rows of a data set and for agent programs, where the user named them."""
+    settings: dict[str, Any] = {}
+    if given.get("env") is None and given.get("dataset", "embedded") != "embedded":
+        settings |= DATA_SET
+    has_agent = given.get("agent", "none") != "none" or given.get("agent_command") is not None
+    if has_agent and given.get("model", "embedded") != "embedded":
+        settings |= AGENT
+    return settings
 
 
 def make_base_image(client: Any) -> None:
@@ -113,6 +169,7 @@ def make_base_image(client: Any) -> None:
 def set_up(parsed: Parsed[SWEArguments, SAOConfig]) -> Setup:
     """Find the environments; their pool of sandboxes is held open for the whole run, so that they share it."""
     arguments = parsed.arguments
+    launcher = arguments.launcher()
     if arguments.env is not None:
         return other_environment(arguments, arguments.env)
     sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url)
@@ -126,14 +183,59 @@ def set_up(parsed: Parsed[SWEArguments, SAOConfig]) -> Setup:
         tasks = "One row in five, never trained on; a data set of fewer than ten rows is not split."
         train["dataset"] = arguments.dataset
     needs_image = client is not None and arguments.dataset == "embedded"
-    return split_setup(
-        parsed,
-        "SWE-v0",
-        tasks,
-        train=train,
-        sandboxes=sandboxes,
-        before_start=partial(make_base_image, client) if needs_image else None,
-    )
+    before_start = partial(make_base_image, client) if needs_image else None
+    if launcher is not None:
+        return agent_setup(parsed, launcher, tasks, train, sandboxes, before_start)
+    return split_setup(parsed, "SWE-v0", tasks, train=train, sandboxes=sandboxes, before_start=before_start)
+
+
+class AgentSandboxes:
+    """The run's sandboxes, and who plays in them: those hold the pool open between evaluations."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self.kind = sandboxes.kind
+        self.players: list[SWEAgentPrograms] = []
+
+    def left(self) -> int:
+        """How many still exist."""
+        return self._sandboxes.left()
+
+    def close(self) -> None:
+        """Remove all of them."""
+        for player in self.players:
+            player.close()
+        self._sandboxes.close()
+
+
+def agent_setup(
+    parsed: Parsed[SWEArguments, SAOConfig],
+    launcher: Launcher,
+    tasks: str,
+    options: Mapping[str, Any],
+    sandboxes: Sandboxes,
+    before_start: Callable[[], None] | None,
+) -> Setup:
+    """Agent programs in the environment's place.
+
+    Raises:
+        UsageError: a setting or an argument of ``--env_kwargs`` is wrong.
+    """
+    held = AgentSandboxes(sandboxes)
+    runners = []
+    try:
+        AgentRunner.check(parsed.config.rollout_config())
+        arguments = parsed.arguments
+        for split, more in (("train", arguments.env_options), ("heldout", arguments.eval_env_options)):
+            try:
+                held.players.append(SWEAgentPrograms(launcher, **{"split": split, **options, **more}))
+            except TypeError as error:
+                raise UsageError(f"--env_kwargs: {error}") from None
+            runners.append(AgentRunner(held.players[-1]))
+    except BaseException:
+        held.close()
+        raise
+    return Setup(*runners, tasks, held, before_start)
 
 
 RECIPE = Recipe(
@@ -144,7 +246,7 @@ RECIPE = Recipe(
     set_up,
     embedded=EMBEDDED,
     own_model={**OWN_MODEL, "value_pretrain_episodes": 256},
-    over=data_set_settings,
+    over=more_settings,
     smoke=SMOKE,
     description=__doc__,
 )

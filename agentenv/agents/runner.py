@@ -87,6 +87,23 @@ class AgentRunner:
         self._lock = threading.Lock()
         self._starting: asyncio.Task[tuple[AgentEndpoint, AgentServer]] | None = None
 
+    @staticmethod
+    def check(config: RolloutConfig) -> None:
+        """Whether agent programs can be played under these settings.
+
+        Raises:
+            UsageError: they need to see turns begin and end, or set what a program brings itself.
+        """
+        if config.mode == "batch" or config.deterministic:
+            what = "mode is 'batch'" if config.mode == "batch" else "deterministic is true"
+            raise UsageError(
+                f"RolloutConfig.{what}: an agent program's turns come when it likes; must be another"
+            )
+        if config.system_prompt is not None:
+            raise UsageError(
+                "RolloutConfig.system_prompt is set: an agent program brings its own; must be None"
+            )
+
     def make_slot(
         self,
         name: str,
@@ -101,17 +118,9 @@ class AgentRunner:
         """A slot for one program at a time.
 
         Raises:
-            UsageError: settings that need to see turns begin and end.
+            UsageError: see :meth:`check`.
         """
-        if barrier is not None or config.deterministic:
-            what = "mode is 'batch'" if barrier is not None else "deterministic is true"
-            raise UsageError(
-                f"RolloutConfig.{what}: an agent program's turns come when it likes; must be another"
-            )
-        if config.system_prompt is not None:
-            raise UsageError(
-                "RolloutConfig.system_prompt is set: an agent program brings its own; must be None"
-            )
+        self.check(config)
         slot = AgentSlot(name, self, proxy, tokenizer, config, sampling or config.sampling())
         with self._lock:
             self._slots.add(slot)

@@ -35,6 +35,7 @@ from agentenv.report import Progress, RunDirectory, write_report
 from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import read_lines
 from agentenv.rollout import AsyncController
+from agentenv.rollout.slot import EpisodeSource
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.checkpoint import last_complete
 from agentenv_trainers.processes import (
@@ -51,7 +52,6 @@ from agentenv_trainers.recipe.recorder import StepRecorder
 from agentenv_trainers.recipe.results import evaluation_result, settings, versions
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
 from agentenv_trainers.recipe.sandboxes import Sandboxes, close_sandboxes
-from agentenv_trainers.recipe.sources import EnvFactory
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Experiment:
         parsed: Parsed[Any, Any],
         controller: AsyncController | None,
         *,
-        eval_env: EnvFactory | None,
+        eval_env: EpisodeSource | None,
         eval_tasks: str,
         sandboxes: Sandboxes | None = None,
     ) -> None:
@@ -172,7 +172,7 @@ class Experiment:
         )
         return result
 
-    def pretrain_critic(self, trainer: Any, train_env: EnvFactory | None) -> None:
+    def pretrain_critic(self, trainer: Any, train_env: EpisodeSource | None) -> None:
         """Fit the critic to episodes of the starting policy on training tasks, before the first step.
 
         The critic is saved in the run's directory; a run whose ``critic_model`` is that folder starts with its
@@ -361,7 +361,7 @@ class Experiment:
         run.save_record()
         return run
 
-    def _play(self, stage: str, env: EnvFactory, first_seed: int, number: int) -> list[Trajectory]:
+    def _play(self, stage: str, env: EpisodeSource, first_seed: int, number: int) -> list[Trajectory]:
         with self._interruption.at_once():
             return play(
                 self._controller,

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from agentenv.errors import RolloutError
 from agentenv.report import Progress
 from agentenv.rollout import AsyncController
+from agentenv.rollout.slot import EpisodeSource
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.recipe.sources import EnvFactory
 
 
 def play(
     controller: AsyncController,
-    env: EnvFactory,
+    env: EpisodeSource,
     seeds: Sequence[int],
     progress: Progress,
     *,

@@ -25,12 +25,12 @@ import torch
 from agentenv.inference import LLMProxy
 from agentenv.report import RunDirectory
 from agentenv.rollout import AsyncController
+from agentenv.rollout.slot import EpisodeSource
 from agentenv_trainers.grpo import GRPOConfig, GRPOTrainer
 from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse
 from agentenv_trainers.recipe.experiment import Experiment
 from agentenv_trainers.recipe.sandboxes import Sandboxes
 from agentenv_trainers.recipe.sources import (
-    EnvFactory,
     Policy,
     find_environment,
     fit_context,
@@ -65,15 +65,15 @@ class Setup:
     """What a recipe found for its input.
 
     Args:
-        train_env: makes the environment to train on.
-        eval_env: makes the environment of the evaluations.
+        train_env: makes the environment to train on, or the slots that play in its place.
+        eval_env: makes that of the evaluations.
         eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
         sandboxes: closed and counted at the end; None where the environment has none.
         before_start: done when policy and input are known to be good, and before anything is written; may take long.
     """
 
-    train_env: EnvFactory
-    eval_env: EnvFactory
+    train_env: EpisodeSource
+    eval_env: EpisodeSource
     eval_tasks: str
     sandboxes: Sandboxes | None = None
     before_start: Callable[[], None] | None = None
@@ -242,7 +242,7 @@ def split_setup(
 
 
 def _run_stages(
-    experiment: Experiment, parsed: Parsed[Any, Any], policy: Policy, train_env: EnvFactory | None
+    experiment: Experiment, parsed: Parsed[Any, Any], policy: Policy, train_env: EpisodeSource | None
 ) -> int:
     """Evaluate, train, evaluate; returns the exit code."""
     arguments, config = parsed.arguments, parsed.config

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,10 @@ from pathlib import Path
 from agentenv.agents.program import AgentCall
 from agentenv.errors import UsageError
 
-__all__ = ["Job", "Launch", "Launcher", "mini_swe_agent"]
+__all__ = ["Job", "Launch", "Launcher", "command_line", "mini_swe_agent"]
+
+PLACEHOLDERS = ("docker", "folder", "issue", "issue_file", "model", "workdir")
+"""What stands in braces in the words of :func:`command_line`."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,7 @@ def mini_swe_agent(
     Raises:
         UsageError: there is no such program.
     """
-    found = shutil.which(program)
-    if found is None:
-        raise UsageError(f"no program {program!r}: pip install mini-swe-agent")
+    found = _find(program, "pip install mini-swe-agent, or name its command `mini` by its path")
     model_class = "litellm_textbased" if "textbased" in config else "litellm"
 
     def launch(job: Job) -> Launch:
@@ -85,3 +88,55 @@ def mini_swe_agent(
         )
 
     return launch
+
+
+def command_line(command: str) -> Launcher:
+    """Any program, by a command line.
+
+    Each word may hold ``{issue}`` (what is to be done), ``{issue_file}`` (a file with it), ``{workdir}`` (of the
+    repository, as seen in the sandbox), ``{docker}`` (to be called as ``docker`` is, for commands in the sandbox; also
+    in the environment variable DOCKER), ``{model}`` and ``{folder}`` (where the program starts); ``{{`` is a brace.
+
+    Args:
+        command: split into words as a shell does it; no shell reads it.
+
+    Raises:
+        UsageError: it cannot be read, names another placeholder, or there is no such program.
+    """
+    try:
+        words = shlex.split(command)
+        used = {
+            name for word in words for _, name, _, _ in string.Formatter().parse(word) if name is not None
+        }
+    except ValueError as error:
+        raise UsageError(f"the agent's command {command!r}: {error}") from None
+    if not words:
+        raise UsageError("the agent's command is empty")
+    if unknown := sorted(used.difference(PLACEHOLDERS)):
+        allowed = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        raise UsageError(f"the agent's command: {{{unknown[0]}}} is unknown; {allowed} are filled in")
+    program = _find(words[0], "name it by its path, or install it")
+
+    def launch(job: Job) -> Launch:
+        issue_file = job.folder / "issue.txt"
+        issue_file.write_text(job.issue, encoding="utf-8")
+        values = {
+            "docker": str(job.executable),
+            "folder": str(job.folder),
+            "issue": job.issue,
+            "issue_file": str(issue_file),
+            "model": job.call.model,
+            "workdir": job.workdir,
+        }
+        argv = [program, *(word.format(**values) for word in words[1:])]
+        return Launch(argv, {"DOCKER": str(job.executable)})
+
+    return launch
+
+
+def _find(program: str, advice: str) -> str:
+    """Its path, that of a relative one included: programs start in a folder of their own."""
+    found = shutil.which(program)
+    if found is None:
+        raise UsageError(f"no program {program!r}: {advice}")
+    return str(Path(found).absolute())

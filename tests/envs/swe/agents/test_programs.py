@@ -1,5 +1,6 @@
 """Agent programs on tasks of SWE-v0: laid out, run, graded, in a process without isolation."""
 
+import re
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from agentenv.agents import AgentCall
 from agentenv.errors import SandboxError, UsageError
-from agentenv_envs.swe.agents import Job, Launch, SWEAgentPrograms, mini_swe_agent
+from agentenv_envs.swe.agents import Job, Launch, SWEAgentPrograms, command_line, mini_swe_agent
 from agentenv_envs.swe.embedded.tasks import MODULE
 from agentenv_envs.swe.workspace import EmbeddedTasks
 
@@ -149,3 +150,50 @@ def test_mini_swe_agent_gets_endpoint_task_and_door_by_its_own_options(tmp_path:
     assert f"environment.executable={tmp_path}/container" in argv
     assert "model.model_class=litellm_textbased" in argv and "agent.step_limit=3" in argv
     assert argv[argv.index("--config") + 1] == "mini_textbased.yaml"
+
+
+def test_a_command_line_has_its_words_filled_in(tmp_path: Path) -> None:
+    job = Job(_call(), "mend it; 'now'", "/work", tmp_path / "container", tmp_path)
+    launch = command_line(
+        f"{sys.executable} -m 'my agent' {{issue_file}} --dir={{workdir}} {{docker}} {{{{x}}}}"
+    )(job)
+    docker = str(tmp_path / "container")
+    assert list(launch.argv[1:]) == [
+        "-m",
+        "my agent",
+        str(tmp_path / "issue.txt"),
+        "--dir=/work",
+        docker,
+        "{x}",
+    ]
+    assert (tmp_path / "issue.txt").read_text() == "mend it; 'now'"
+    assert launch.env == {"DOCKER": docker}
+    assert command_line("sh -c {issue}")(job).argv[-1] == "mend it; 'now'"  # one word, whatever it holds
+
+
+def test_a_program_named_by_a_relative_path_is_found_from_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Any
+) -> None:
+    (tmp_path / "agent").write_text("#!/bin/sh\necho ran in $PWD\n")
+    (tmp_path / "agent").chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    playing = programs(lambda job: "true")
+    playing._launcher = command_line("./agent")
+    monkeypatch.chdir("/")
+    outcome = playing(_call())
+    assert outcome.info["output"].startswith("ran in ") and str(tmp_path) not in outcome.info["output"]
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("no-such-agent {issue}", "no program 'no-such-agent'"),
+        ("sh 'unclosed", "No closing quotation"),
+        ("sh {wizard}", "{wizard} is unknown"),
+        ("sh {", "the agent's command"),
+        (" ", "is empty"),
+    ],
+)
+def test_a_command_line_that_cannot_be_run_is_named(command: str, named: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(named)):
+        command_line(command)
