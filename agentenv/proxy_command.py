@@ -14,6 +14,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,10 @@ from agentenv.listening import listen
 
 if TYPE_CHECKING:
     from agentenv.agents.endpoint import EpisodeSettings
+    from agentenv.inference.policy import Policy
+    from agentenv.inference.protocol import Engine
     from agentenv.inference.proxy import LLMProxy
+    from agentenv.inference.vllm.opening import VLLMOptions
 
 __all__ = ["add_parser"]
 
@@ -55,6 +59,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8800, help="port; 0 is any (default: %(default)s)")
     parser.add_argument("--served-name", default="policy", help="name of the model (default: %(default)s)")
+    _add_engine_options(parser)
     parser.add_argument("--max-batch", type=int, default=16, help="turns at a time (default: %(default)s)")
     parser.add_argument(
         "--max-context", type=int, default=32_768, help="tokens of prompt and answer (default: %(default)s)"
@@ -68,6 +73,81 @@ def add_parser(subparsers: Any) -> None:
         "--ttl-s", type=float, default=3600.0, help="idle episodes are discarded (default: %(default)s)"
     )
     parser.set_defaults(run=run)
+
+
+def _add_engine_options(parser: Any) -> None:
+    """Those of the recipes; messages about them write them with underscores, as recipes do, and so may the user."""
+
+    def add(name: str, help_text: str, **more: Any) -> None:
+        spellings = dict.fromkeys((name, "--" + name[2:].replace("-", "_")))
+        parser.add_argument(*spellings, help=help_text, **more)
+
+    add(
+        "--engine",
+        "what samples: transformers in this process, a vLLM server (started here unless --vllm-url names running "
+        "ones), or vLLM in this process (default: %(default)s)",
+        choices=("transformers", "vllm", "vllm-in-process"),
+        default="transformers",
+    )
+    add("--vllm-url", "running vLLM servers of the model, several with commas between", metavar="URL")
+    add("--vllm-python", "Python that has vLLM, for the server started here", metavar="F")
+    add("--vllm-args", "more arguments of that server; of vllm-in-process as JSON", metavar="ARGS")
+    add("--vllm-devices", "GPUs of that server, as CUDA_VISIBLE_DEVICES has them", metavar="N,...")
+    add(
+        "--vllm-start-timeout-s",
+        "how long a server may take to start (default: %(default)g)",
+        type=float,
+        default=900.0,
+        metavar="S",
+    )
+
+
+def _vllm_options(args: argparse.Namespace) -> VLLMOptions | None:
+    """None: the engine is transformers.
+
+    Raises:
+        UsageError: options that contradict, or vLLM that is not there.
+    """
+    if args.engine == "transformers":
+        for name in ("url", "python", "args", "devices"):
+            if getattr(args, f"vllm_{name}") is not None:
+                raise UsageError(f"--vllm-{name} is for --engine vllm")
+        return None
+    from agentenv.inference.vllm.opening import VLLMOptions, check_vllm
+
+    urls = tuple(url.strip() for url in (args.vllm_url or "").split(",") if url.strip())
+    options = VLLMOptions(
+        urls=urls,
+        python=args.vllm_python,
+        arguments=args.vllm_args or "",
+        devices=args.vllm_devices,
+        start_timeout_s=args.vllm_start_timeout_s,
+        in_process=args.engine == "vllm-in-process",
+    )
+    check_vllm(options)
+    return options
+
+
+def open_engines(
+    policy: Policy, options: VLLMOptions | None, *, max_batch: int, max_length: int
+) -> Sequence[Engine]:
+    """Engines of the policy: transformers, or vLLM where there are options for it.
+
+    Raises:
+        UsageError: they cannot be opened.
+    """
+    if options is None:
+        from agentenv.inference.policy import open_engine
+
+        return [open_engine(policy, max_batch=max_batch, max_length=max_length)]
+    from agentenv.inference.vllm.opening import open_vllm
+
+    return open_vllm(policy, options, max_batch=max_batch, max_length=max_length, note=_note)
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"agentenv proxy: {line}\n")
+    sys.stderr.flush()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +179,9 @@ def run(args: argparse.Namespace) -> int:
     listener = listen(args.host, args.port)
     try:
         try:
-            from agentenv.inference.policy import load_policy, open_engine
+            from agentenv.inference.policy import load_policy
+
+            options = _vllm_options(args)
         except ImportError as error:
             raise MissingExtraError(str(error.name), "train") from error
         logging.getLogger().setLevel(logging.INFO)
@@ -107,9 +189,9 @@ def run(args: argparse.Namespace) -> int:
         policy = load_policy(args.model)
         limit = getattr(policy.model.config, "max_position_embeddings", None) or args.max_context
         context = min(args.max_context, limit)
-        engine = open_engine(policy, max_batch=args.max_batch, max_length=context)
+        engines = open_engines(policy, options, max_batch=args.max_batch, max_length=context)
         settings = EpisodeSettings(sampling=sampling, max_turns=args.max_turns, max_context=context)
-        asyncio.run(_serve(args, listener, LLMProxy([engine]), policy.tokenizer, token, settings))
+        asyncio.run(_serve(args, listener, LLMProxy(engines), policy.tokenizer, token, settings))
     finally:
         listener.close()
     return 0
@@ -136,8 +218,7 @@ async def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
         await server.start()
-        sys.stderr.write(f"agentenv proxy: {server.url}\n")
-        sys.stderr.flush()
+        _note(server.url)
         await ended.wait()
         await server.stop()
     finally:
