@@ -9,12 +9,14 @@ Invariants:
 * Weights that were published can be loaded any number of times until newer ones are: an engine that was restarted
   gets them without the trainer.
 * A checkpoint is complete before its folder has its name, and is not removed while an engine reads it.
-* Nothing is left behind by ``close``.
+* Nothing is left behind by ``close``; what a killed process left in shared memory goes when the next one opens there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import itertools
 import logging
 import os
@@ -23,7 +25,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from agentenv.errors import ModelError, UsageError
 
@@ -38,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 TRANSFERS = ("shared-memory", "filesystem", "nccl")
 _SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "agentenv-weights-"
+_LOCK = "lock"
+"""File in a folder of weights that its process holds locked: the kernel frees it however that process ends."""
 
 
 class Receiver(Protocol):
@@ -84,15 +89,19 @@ class FolderTransfer:
     Args:
         parent: where a folder of its own is made; all engines must see it under the same path.
         durable: write through to the disk before an engine is told.
+        reap: remove first what killed processes left there; for a parent that one machine alone has.
 
     Raises:
         UsageError: that is no folder that can be written to.
     """
 
-    def __init__(self, parent: Path, *, durable: bool = False) -> None:
+    def __init__(self, parent: Path, *, durable: bool = False, reap: bool = False) -> None:
         self._durable = durable
         try:
-            self._root = Path(tempfile.mkdtemp(prefix="agentenv-weights-", dir=parent))
+            if reap:
+                _reap(parent)
+            self._root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock = _lock(self._root)
         except OSError as error:
             raise UsageError(f"weights can't be written to {parent}: {error.strerror}") from error
         self._root.chmod(0o755)  # engines may run as another user
@@ -137,6 +146,7 @@ class FolderTransfer:
     async def close(self) -> None:
         """Remove the folder."""
         await asyncio.to_thread(self._remove)
+        self._lock.close()
 
     def _write(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor], folder: Path) -> None:
         unfinished = folder.with_name(f"{folder.name}.part")
@@ -235,7 +245,25 @@ def open_transfer(kind: str, *, folder: str | None = None, device: str = "cpu") 
         return FolderTransfer(Path(folder), durable=True)
     if not os.access(_SHARED_MEMORY, os.W_OK):
         raise UsageError(f"there is no {_SHARED_MEMORY} to write to: send weights by filesystem")
-    return FolderTransfer(_SHARED_MEMORY)
+    return FolderTransfer(_SHARED_MEMORY, reap=True)
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Mark a folder as that of a living process, until the file is closed."""
+    # Under another name first: nobody may find it unlocked.
+    unlocked = folder / f"{_LOCK}.new"
+    lock = unlocked.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unlocked.rename(folder / _LOCK)
+    return lock
+
+
+def _reap(parent: Path) -> None:
+    """Remove folders of weights whose process has gone."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

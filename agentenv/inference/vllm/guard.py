@@ -1,6 +1,8 @@
 """Runs a command until it ends, or until whoever asked for it has gone; then nothing of it is left.
 
-    python -I guard.py PARENT_PID COMMAND...
+    python -I guard.py PARENT_PID FOLDER COMMAND...
+
+FOLDER is removed where the parent has gone; it may be empty.
 
 Run as a program of its own, by any interpreter: standard library alone, and nothing of this package.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """The command's exit code."""
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+    parent, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     asked_to_stop = False
 
     def stop(*_: object) -> None:
@@ -41,6 +44,8 @@ def main() -> int:
         time.sleep(_POLL_S)
     # The command's own processes, too, which may have outlived it.
     _signal_group(child.pid, signal.SIGKILL)
+    if folder and os.getppid() != parent:
+        shutil.rmtree(folder, ignore_errors=True)
     return abs(child.wait())
 
 

@@ -101,7 +101,7 @@ class ServerProcess:
         python: see :func:`find_vllm`.
         arguments: more of vLLM's, over those set here.
         devices: of GPUs, as CUDA_VISIBLE_DEVICES has them; None: all.
-        folder: what ``model`` lies in, removed with the server.
+        folder: what ``model`` lies in, removed with the server, also where this process is killed.
 
     Raises:
         UsageError: there is no such vLLM.
@@ -180,9 +180,10 @@ class ServerProcess:
 
     def _start(self) -> None:
         self.starts += 1
+        folder = "" if self._folder is None else self._folder.name
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_GUARD), str(os.getpid()), *self._command],
+                [sys.executable, "-I", str(_GUARD), str(os.getpid()), folder, *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

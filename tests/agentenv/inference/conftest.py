@@ -8,6 +8,7 @@ the interpreter that AGENTENV_TEST_VLLM_PYTHON names, or a running server that A
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import json
 import os
@@ -251,12 +252,12 @@ def make_sync(small: SmallModel) -> WeightSync:
 
 
 def connect_engine(
-    small: SmallModel, url: str, *, max_length: int = MAX_LENGTH, ends: bool = False, **options: Any
+    small: SmallModel, url: str, *, max_length: int = MAX_LENGTH, end: int | None = None, **options: Any
 ) -> VLLMEngine:
     """An engine over the server at an address, with the model's own weights.
 
     Args:
-        ends: whether the tokenizer's end of sequence ends a turn, which then has a length that nobody knows.
+        end: the token that ends a sequence; None: none does, so that lengths are known.
     """
     sync = make_sync(small)
 
@@ -275,7 +276,7 @@ def connect_engine(
             raise
 
     backend = asyncio.run(opened())
-    eos = (small.policy.tokenizer.eos_token_id,) if ends else ()
+    eos = () if end is None else (end,)
     return VLLMEngine(backend, sync, eos_token_ids=eos, max_length=max_length, **options)
 
 
@@ -379,9 +380,11 @@ def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine
     """Opens an engine with the small model's weights; the test closes it."""
     if request.param == "transformers":
 
-        def over_transformers(*, max_length: int = MAX_LENGTH, ends: bool = False) -> Engine:
+        def over_transformers(*, max_length: int = MAX_LENGTH, end: int | None = None) -> Engine:
             small.policy.model.load_state_dict(small.weights)
-            tokenizer = small.policy.tokenizer if ends else None
+            tokenizer = None if end is None else copy.deepcopy(small.policy.tokenizer)
+            if tokenizer is not None:
+                tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
             return TransformersEngine(small.policy.model, tokenizer, max_batch=64, max_length=max_length)
 
         return over_transformers
@@ -389,7 +392,7 @@ def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine
         backend = request.getfixturevalue("vllm_in_process")
         runner: asyncio.Runner = request.getfixturevalue("loop_runner")
 
-        def in_process(*, max_length: int = MAX_LENGTH, ends: bool = False) -> Engine:
+        def in_process(*, max_length: int = MAX_LENGTH, end: int | None = None) -> Engine:
             sync = make_sync(small)
 
             async def give_first_weights() -> None:
@@ -399,7 +402,7 @@ def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine
                 await sync.check(backend)
 
             runner.run(give_first_weights())
-            eos = (small.policy.tokenizer.eos_token_id,) if ends else ()
+            eos = () if end is None else (end,)
             return VLLMEngine(backend, sync, eos_token_ids=eos, max_length=max_length)
 
         return in_process

@@ -110,16 +110,21 @@ def test_it_is_started_anew_on_the_same_port_after_its_death(tmp_path: Path) -> 
     server.log.unlink()
 
 
-def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_it_ends_with_a_parent_that_is_killed_and_its_model_goes(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
     program = (
-        "import sys, time\n"
+        "import sys, tempfile, time\n"
         "from agentenv.inference.vllm.server_process import ServerProcess\n"
-        "s = ServerProcess('m', dtype='float32', max_length=9, max_requests=1, python=sys.argv[1])\n"
+        "folder = tempfile.TemporaryDirectory(dir=sys.argv[2])\n"
+        "s = ServerProcess(\n"
+        "    'm', dtype='float32', max_length=9, max_requests=1, python=sys.argv[1], folder=folder\n"
+        ")\n"
         "print(s.url, s.log, flush=True)\n"
         "time.sleep(1000)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, _stand_in(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, _stand_in(tmp_path), str(models)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert parent.stdout is not None
@@ -131,6 +136,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         assert parent.stdout is not None
         parent.stdout.close()
     _until(lambda: _is_gone(int(pid)) and _is_gone(int(core)))
+    _until(lambda: not list(models.iterdir()))
     Path(log).unlink()
 
 

@@ -1,6 +1,8 @@
 """Weights on their way: written once, readable until newer ones are read, gone in the end."""
 
 import asyncio
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,31 @@ def test_a_skeleton_holds_no_weight_and_its_log_probs_are_the_models(small: Any)
     without_head = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
     small.skeleton.check(without_head)
     assert small.skeleton.logprobs(without_head, ids) == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_a_killed_process_left_goes_when_the_next_one_opens_and_that_of_a_living_one_stays(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import pathlib, sys, time\n"
+        "from agentenv.inference.weight_transfer import FolderTransfer\n"
+        "kept = FolderTransfer(pathlib.Path(sys.argv[1]), reap=True)\n"
+        "print(kept._root, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        first = FolderTransfer(tmp_path, reap=True)
+        assert theirs.is_dir()
+        other.kill()
+    second = FolderTransfer(tmp_path, reap=True)
+    assert not theirs.exists() and first._root.is_dir() and second._root.is_dir()
+    for transfer in (first, second):
+        asyncio.run(transfer.close())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_log_probs_in_several_threads_are_those_of_their_weights_and_leave_none_behind(small: Any) -> None:
