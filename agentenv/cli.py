@@ -1,4 +1,4 @@
-"""The console script `agentenv`: `list`, `info`, `eval`, `proxy`, `simulate`, and what packages bring along.
+"""The console script `agentenv`: `list`, `info`, `eval`, `plan`, `proxy`, `simulate`, and what packages bring along.
 
 A package adds commands by an entry point in the group `agentenv.commands`, name = "module:function", where
 `function(subparsers)` adds argparse parsers, each with `set_defaults(run=callable(args) -> exit code)`.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import agentenv
-from agentenv import proxy_command, registration
+from agentenv import plan_command, proxy_command, registration
 from agentenv.errors import UsageError
 from agentenv.evaluation import command
 
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parser = _parser(
-            with_plugins=arguments[:1] not in (["list"], ["info"], ["eval"], ["proxy"], ["simulate"])
+            with_plugins=arguments[:1]
+            not in (["list"], ["info"], ["eval"], ["plan"], ["proxy"], ["simulate"])
         )
         args = parser.parse_args(arguments)
         run: Callable[[argparse.Namespace], int] = args.run
@@ -88,6 +89,7 @@ def _parser(*, with_plugins: bool) -> argparse.ArgumentParser:
     simulate.set_defaults(run=_simulate)
 
     command.add_parser(subparsers)
+    plan_command.add_parser(subparsers)
     proxy_command.add_parser(subparsers)
 
     if with_plugins:

@@ -74,14 +74,16 @@ def find_program(agent: str | None, work_dir: Path) -> tuple[str, str]:
         if not program.exists():
             print(f"installing {RELEASE} into {venv}", flush=True)
             _run([sys.executable, "-m", "venv", "--clear", str(venv)])
-            _run([str(venv / "bin" / "pip"), "install", "-qq", "--disable-pip-version-check", RELEASE])
+            # -I: what PYTHONPATH names is not there when the program runs.
+            pip = [str(venv / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check"]
+            _run([*pip, "install", "-qq", RELEASE])
     else:
         program = Path(agent)
     python = program.parent / "python"  # its environment's
     if not (program.exists() and python.exists()):
         raise UsageError(f"--agent {program}: no command of an environment that has mini-swe-agent")
     ask = "import importlib.metadata as m; print(m.version('mini-swe-agent'))"
-    return str(program.absolute()), _run([str(python), "-c", ask]).strip()
+    return str(program.absolute()), _run([str(python), "-I", "-c", ask]).strip()
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

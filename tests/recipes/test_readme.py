@@ -144,10 +144,10 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
     }
     # Options of other programs: the curve, compose, the simulation, accelerate launch, Django's test runner.
     others = {"verbose", "json", "sandbox", "svg", "rm", "profile", "build_arg", "plot"}
-    others |= {"multi_gpu", "num_processes", "cpu"}
+    others |= {"config_file", "multi_gpu", "num_processes", "cpu", "shm_size"}
     # vLLM's own, and families of ours that are written --vllm_... and --weight_...
     others |= {"api_key", "dtype", "enforce_eager", "generation_config", "logprobs_mode", "max_model_len"}
-    others |= {"tensor_parallel_size", "weight_transfer_config", "vllm", "weight"}
+    others |= {"gpu_memory_utilization", "tensor_parallel_size", "weight_transfer_config", "vllm", "weight"}
     assert named - others <= fields | commands, named - others - fields - commands
 
 

@@ -1,0 +1,209 @@
+"""`agentenv plan`: memory by model size, and how to share out a machine's GPUs, with the commands.
+
+Invariants:
+
+* Loads no model and no torch.
+* What it prints is what docs/deployment.md shows (tested).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import UsageError
+from agentenv.planning import MODELS, Split, StepTimes, Workload, best_split, read_shape
+from agentenv.planning.split import GIB
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `plan`.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "plan",
+        help="estimate the GPU memory of a run, and how many GPUs should train",
+        description="Without --gpus: memory by model size. With it: how to share out a machine's GPUs. Estimates, "
+        "not measurements: docs/deployment.md.",
+    )
+    parser.add_argument(
+        "--model",
+        help=f"a model's folder, or a size: {', '.join(MODELS)} (default: all sizes; with --gpus 7B)",
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="of the machine")
+    parser.add_argument(
+        "--gpu-gib", type=float, default=80.0, metavar="GIB", help="of each (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the policy's weights, and so of the engine's (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context", type=int, default=16_384, help="tokens of an episode (default: %(default)s)"
+    )
+    parser.add_argument("--num-envs", type=int, default=32, help="episodes in flight (default: %(default)s)")
+    parser.add_argument("--reference", action="store_true", help="with a reference policy (beta above 0)")
+    parser.add_argument("--lora", action="store_true", help="adapters of policy and critic alone are trained")
+    parser.add_argument("--rollout-s", type=float, help="an episode's GPU-seconds in the engines, measured")
+    parser.add_argument("--train-s", type=float, help="an episode's GPU-seconds in the trainer, measured")
+    parser.add_argument("--longest-s", type=float, default=0.0, help="the longest episode, in seconds")
+    parser.add_argument("--batch", type=int, default=32, help="episodes of a step (default: %(default)s)")
+    parser.add_argument(
+        "--asynchrony", type=float, default=1.0, help="alpha of the run (default: %(default)g)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table or a plan.
+
+    Raises:
+        UsageError: bad input, or nothing fits.
+    """
+    times = _times(args)
+    names = [args.model] if args.model else ["7B"] if args.gpus is not None else list(MODELS)
+    works = {
+        name: Workload(read_shape(name), args.dtype, args.context, args.num_envs, args.reference, args.lora)
+        for name in names
+    }
+    result: dict[str, Any] = {"assumed": _assumed(args), "models": [_row(*item) for item in works.items()]}
+    lines = [*result["assumed"], "", *_table(result["models"])]
+    if args.gpus is not None:
+        ((_, work),) = works.items()
+        split = best_split(work, args.gpus, args.gpu_gib, times)
+        commands = _commands(work, split)
+        result |= {"split": dataclasses.asdict(split), "commands": commands}
+        lines += ["", *_split_lines(work, split, args.gpus, args.gpu_gib), "", *commands]
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json {args.json}: {error.strerror}") from None
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def _times(args: argparse.Namespace) -> StepTimes | None:
+    given = [name for name in ("rollout_s", "train_s") if getattr(args, name) is not None]
+    if not given:
+        return None
+    if args.gpus is None:
+        raise UsageError("--rollout-s and --train-s are for a split: --gpus is needed")
+    if len(given) == 1:
+        raise UsageError("--rollout-s and --train-s are needed together")
+    return StepTimes(args.rollout_s, args.train_s, args.batch, args.longest_s, args.asynchrony)
+
+
+def _assumed(args: argparse.Namespace) -> list[str]:
+    trained = "adapters alone" if args.lora else "all weights"
+    return [
+        f"GiB; {trained} trained, policy and engine in {args.dtype}, critic in float32, {args.num_envs} episodes of "
+        f"{args.context:,} tokens in flight"
+    ]
+
+
+def _row(name: str, work: Workload) -> dict[str, Any]:
+    memory = work.memory
+    parts = {field.name: getattr(memory, field.name) / GIB for field in dataclasses.fields(memory)}
+    everything = sum(parts.values())
+    return {"model": name, "parameters": work.shape.parameters, **parts, "sum": everything}
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """In the form of Markdown."""
+    titles = {
+        "policy": "policy, gradients, Adam",
+        "critic": "critic, gradients, Adam",
+        "reference": "reference",
+        "activations": "activations",
+        "engine": "engine's weights",
+        "kv": "keys and values",
+        "sum": "sum",
+    }
+    lines = [f"| model | {' | '.join(titles.values())} |", "|---" * (len(titles) + 1) + "|"]
+    lines += [
+        f"| {Path(row['model']).name} | {' | '.join(_gib(row[name]) for name in titles)} |" for row in rows
+    ]
+    return lines
+
+
+def _gib(value: float) -> str:
+    return "-" if value == 0 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _split_lines(work: Workload, split: Split, gpus: int, gpu_gib: float) -> list[str]:
+    if split.shared:
+        first = f"1 GPU of {gpu_gib:g} GiB trains and samples: {split.trainer_bytes / GIB:.0f} GiB"
+    else:
+        width = f", each over {split.tensor_parallel} GPUs" if split.tensor_parallel > 1 else ""
+        idle = gpus - split.trainer_gpus - split.engine_gpus
+        first = (
+            f"{gpus} GPUs of {gpu_gib:g} GiB: {split.trainer_gpus} train "
+            f"({split.trainer_bytes / GIB:.0f} GiB on each), {split.engines} engine(s){width} "
+            f"({split.engine_bytes / GIB:.0f} GiB on each GPU)" + (f", {idle} idle" if idle else "")
+        )
+    whole = work.num_envs * work.context
+    lines = [
+        first,
+        f"keys and values of {split.kv_tokens:,} tokens fit, of {whole:,} if all episodes were at their longest",
+    ]
+    if split.step_s is not None:
+        lines.append(f"a step takes at most {split.step_s:,.0f} s (Proposition 2)")
+    return lines
+
+
+def _commands(work: Workload, split: Split) -> list[str]:
+    name = work.shape.name
+    recipe = f"recipes/swe_sao.py --model {name} --num_envs {work.num_envs} --max_tokens_per_episode {work.context}"
+    if work.precision != "float32":
+        recipe += f' --model_init_kwargs \'{{"dtype": "{work.precision}"}}\''
+    if work.lora:
+        recipe += " --use_peft true --critic_use_peft true"
+    if work.reference:
+        recipe += " --beta 0.001"
+    width = f"--tensor-parallel-size {split.tensor_parallel}" if split.tensor_parallel > 1 else ""
+    if split.shared:
+        share = (split.engine_bytes) / split.trainer_bytes * 0.9
+        return [f"python {recipe} --engine vllm --vllm_args '--gpu-memory-utilization {share:.2f}'"]
+    trainers = ",".join(map(str, range(split.trainer_gpus)))
+    launch = "python"
+    if split.trainer_gpus > 1:
+        launch = f"accelerate launch --config_file fsdp2.yaml --num_processes {split.trainer_gpus}"
+    first = split.trainer_gpus
+    places = [
+        ",".join(
+            str(first + number * split.tensor_parallel + place) for place in range(split.tensor_parallel)
+        )
+        for number in range(split.engines)
+    ]
+    if split.engines == 1:
+        more = f" --vllm_args '{width}'" if width else ""
+        return [
+            f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_devices {places[0]}{more}"
+        ]
+    servers = [
+        f"CUDA_VISIBLE_DEVICES={place} VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server "
+        f"--model {name} --dtype {work.precision} --max-model-len {work.context} "
+        f"--logprobs-mode processed_logprobs --generation-config vllm {width + ' ' if width else ''}"
+        f"--port {8001 + number} &"
+        for number, place in enumerate(places)
+    ]
+    urls = _join(f"http://127.0.0.1:{8001 + number}" for number in range(split.engines))
+    return [*servers, f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_url {urls}"]
+
+
+def _join(texts: Iterable[str] | Sequence[str]) -> str:
+    return ",".join(texts)
