@@ -71,6 +71,8 @@ async def connect(
             http, model=name, max_length=positions, load_timeout_s=load_timeout_s, owner=owner
         )
         await _check_flags(http, backend, weight_sync)
+        if owner is None:
+            await _check_prefill(http)
         await _check_tokens(http, name, tokenizer)
         await _check_weights(backend, model, root, weight_sync, weights, owner is not None)
         return backend
@@ -131,6 +133,23 @@ async def _check_flags(http: JsonHttp, backend: ServerBackend, weight_sync: Weig
         raise UsageError(
             f"{backend.name}: tells log-probs from before top-k, top-p and temperature: start it with --logprobs-mode "
             "processed_logprobs"
+        )
+
+
+async def _check_prefill(http: JsonHttp) -> None:
+    """Whether a server on processors would die of the first seeded prompt that it computes in pieces."""
+    try:
+        config = (await http.get("/server_info?config_format=json", timeout_s=_TIMEOUT_S)).json()[
+            "vllm_config"
+        ]
+        on_processor = config["device_config"]["device_type"] == "cpu"
+        in_pieces = bool(config["scheduler_config"]["enable_chunked_prefill"])
+    except (ModelError, KeyError, TypeError, TimeoutError):
+        return  # a version that does not tell
+    if on_processor and in_pieces:
+        raise UsageError(
+            f"{http.base_url}: runs on processors, where vLLM's core dies of seeded requests whose prompts it computes "
+            "in pieces: start it with --no-enable-chunked-prefill"
         )
 
 

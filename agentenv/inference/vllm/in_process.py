@@ -74,6 +74,8 @@ class InProcessBackend:
             "generation_config": "vllm",
             "enforce_eager": on_processor,
             "disable_log_stats": True,
+            # See ServerProcess.
+            **({"enable_chunked_prefill": False} if on_processor else {}),
             **(arguments or {}),
         }
         try:

@@ -138,7 +138,9 @@ class ServerProcess:
         self._command = [interpreter, "-m", "vllm.entrypoints.openai.api_server"]
         for name, value in flags.items():
             self._command += [name, value]
-        self._command += ["--enforce-eager"] if on_processor else []
+        # Of a prompt in pieces vLLM would set a seeded request's generator back, which those of processors do not know:
+        # its core dies.
+        self._command += ["--enforce-eager", "--no-enable-chunked-prefill"] if on_processor else []
         self._command += arguments
         self._environment = _environment(python) | {"VLLM_SERVER_DEV_MODE": "1"}
         if devices is not None:

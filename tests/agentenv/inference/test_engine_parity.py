@@ -322,9 +322,13 @@ def test_weights_that_do_not_fit_or_are_older_are_refused_and_change_nothing(
     )
 
 
-def test_64_requests_at_once_all_end_as_asked(engine: Engine, small: Any) -> None:
+def test_64_seeded_requests_at_once_all_end_as_asked(engine: Engine, small: Any) -> None:
     async def work() -> list[Generation]:
-        turns = (_sample(engine, small.prompt(4 + n, n), f"{n}", max_tokens=1 + n % 7) for n in range(64))
+        # More tokens than vLLM computes in a step: prompts wait, or come in pieces.
+        turns = (
+            _sample(engine, small.prompt(4 + 4 * n, n), f"{n}", max_tokens=1 + n % 7, seed=n)
+            for n in range(64)
+        )
         return await asyncio.gather(*turns)
 
     for n, generation in enumerate(_run(engine, work)):

@@ -11,6 +11,11 @@ from agentenv.inference import GenerationRequest, SamplingParams
 from agentenv.inference.vllm.backend import is_supported
 from agentenv.inference.vllm.opening import VLLMOptions, check_vllm, open_vllm
 
+_ON_PROCESSORS_IN_PIECES = {
+    "device_config": {"device_type": "cpu"},
+    "scheduler_config": {"enable_chunked_prefill": True},
+}
+
 
 def test_nothing_listens_there(connect_to: Any) -> None:
     with socket.socket() as free:
@@ -44,8 +49,12 @@ def test_an_address_that_is_none(connect_to: Any, url: str) -> None:
             "its tokenizer is not the trainer's: .* makes 3",
         ),
         ({"shift": -0.5}, "--logprobs-mode processed_logprobs"),
+        (
+            {"answers": {"/server_info": (200, {"vllm_config": _ON_PROCESSORS_IN_PIECES})}},
+            "--no-enable-chunked-prefill",
+        ),
     ],
-    ids=["old", "new", "short", "flag", "other", "models", "key", "tokenizer", "logprobs"],
+    ids=["old", "new", "short", "flag", "other", "models", "key", "tokenizer", "logprobs", "pieces"],
 )
 def test_a_server_that_does_not_fit(
     make_fake: Any, connect_to: Any, options: dict[str, Any], message: str
