@@ -68,6 +68,7 @@ $(VLLM_INSTALLED): constraints-vllm.txt $(INSTALLED)
 	$(BIN)/python -m venv --clear $(VLLM_VENV)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(VLLM_VENV)/bin/python -c '$(SITE)')/below.pth"
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -qq --no-compile --no-deps -r constraints-vllm.txt
+	@$(VLLM_VENV)/bin/python -m compileall -q -j 0 -x '/tests?/' $(VLLM_VENV)/lib >/dev/null || true
 	@touch $@
 
 .PHONY: test-vllm

@@ -9,6 +9,9 @@ requests to the same server: the same prompts, the same lengths, each episode's 
 side by side, and only counts what comes back. The two alternate, in either order by turns, with an empty prefix cache
 each time; the figure is the ratio of their throughputs within a round, so that a machine that is busy with other work
 slows both. The bar is the median over the rounds.
+
+Beside it stands what either side costs in processor time, of this process and of the server that it started: tokens per
+second of all of it. That figure does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 import statistics
 import sys
@@ -76,23 +80,61 @@ class Recorded:
         return generation
 
 
-def play(controller: AsyncController, engine: Recorded, episodes: int, slots: int) -> float:
-    """Tokens per second of episodes played as training plays them."""
+class Meter:
+    """Tokens per second of the clock, and of the processors' time that this process and its children took."""
+
+    def __init__(self) -> None:
+        self._clock, self._own, self._theirs = time.perf_counter(), time.process_time(), children_cpu_s()
+
+    def read(self, tokens: int) -> dict[str, float]:
+        """The figures since it was made."""
+        client_s, server_s = time.process_time() - self._own, children_cpu_s() - self._theirs
+        return {
+            "tokens_per_s": tokens / (time.perf_counter() - self._clock),
+            "tokens_per_cpu_s": tokens / (client_s + server_s),
+            "client_cpu_s": client_s,
+            "server_cpu_s": server_s,
+        }
+
+
+def children_cpu_s() -> float:
+    """Processor time of all processes below this one."""
+    parents, used = {}, {}
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if fields:
+            parents[int(entry.name)], used[int(entry.name)] = (
+                int(fields[1]),
+                int(fields[11]) + int(fields[12]),
+            )
+    below = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in below and pid not in below}:
+        below |= more
+    return sum(used[pid] for pid in below - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
+
+
+def play(controller: AsyncController, engine: Recorded, episodes: int, slots: int) -> dict[str, float]:
+    """Episodes played as training plays them."""
     engine.requests.clear()
     engine.tokens = 0
-    started = time.perf_counter()
+    meter = Meter()
     trajectories = controller.evaluate(None, list(range(episodes)), num_envs=slots)
-    seconds = time.perf_counter() - started
+    figures = meter.read(engine.tokens)
     failed = [trajectory for trajectory in trajectories if trajectory.failed]
     if failed:
         raise SystemExit(f"{len(failed)} episodes failed: {failed[0].info.get('error')}")
-    return engine.tokens / seconds
+    return figures
 
 
-def send(url: str, model: str, episodes: Sequence[list[tuple[list[int], int]]], slots: int) -> float:
-    """Tokens per second of the same requests, sent plainly."""
+def send(
+    url: str, model: str, episodes: Sequence[list[tuple[list[int], int]]], slots: int
+) -> dict[str, float]:
+    """The same requests, sent plainly."""
 
-    async def all_of_them() -> float:
+    async def all_of_them() -> dict[str, float]:
         http, waiting, tokens = JsonHttp(url), list(reversed(episodes)), 0
 
         async def slot() -> None:
@@ -109,11 +151,11 @@ def send(url: str, model: str, episodes: Sequence[list[tuple[list[int], int]]], 
                     answer = (await http.post("/v1/completions", body, timeout_s=600.0)).json()
                     tokens += answer["usage"]["completion_tokens"]
 
-        started = time.perf_counter()
+        meter = Meter()
         await asyncio.gather(*(slot() for _ in range(slots)))
-        seconds = time.perf_counter() - started
+        figures = meter.read(tokens)
         await http.close()
-        return tokens / seconds
+        return figures
 
     return asyncio.run(all_of_them())
 
@@ -187,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # warms up, and gives the requests of the first round
         episodes = list(recorded.requests.values())
         for number in range(options.rounds):
-            figures: dict[str, float] = {}
+            figures: dict[str, Any] = {}
             for side in ("rollouts", "raw") if number % 2 == 0 else ("raw", "rollouts"):
                 empty_cache(url)
                 if side == "rollouts":
@@ -196,16 +238,23 @@ def main(argv: Sequence[str] | None = None) -> int:
                 else:
                     repeated = [episodes[n % len(episodes)] for n in range(options.episodes)]
                     figures[side] = send(url, model, repeated, options.slots)
-            figures["ratio"] = figures["rollouts"] / figures["raw"]
+            rollouts, raw = figures["rollouts"], figures["raw"]
+            figures["ratio"] = rollouts["tokens_per_s"] / raw["tokens_per_s"]
+            figures["cpu_ratio"] = rollouts["tokens_per_cpu_s"] / raw["tokens_per_cpu_s"]
             rounds.append(figures)
             print(
-                f"round {number + 1}: rollouts {figures['rollouts']:.0f} tokens/s, raw {figures['raw']:.0f} tokens/s, "
-                f"ratio {figures['ratio']:.3f}",
+                f"round {number + 1}: rollouts {rollouts['tokens_per_s']:.0f} tokens/s, raw {raw['tokens_per_s']:.0f}, "
+                f"ratio {figures['ratio']:.3f}; per second of processors {rollouts['tokens_per_cpu_s']:.0f} and "
+                f"{raw['tokens_per_cpu_s']:.0f}, ratio {figures['cpu_ratio']:.3f}",
                 flush=True,
             )
     finally:
         controller.stop()
     ratio = statistics.median(figures["ratio"] for figures in rounds)
+    cpu_ratio = statistics.median(figures["cpu_ratio"] for figures in rounds)
+    print(
+        f"of processor time: {cpu_ratio:.3f} (median), on {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
+    )
     bar = Bar(
         f"rollouts through LLMProxy against raw vLLM at {options.slots} requests", ratio, ">=", LEAST_RATIO
     )
@@ -215,6 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "settings": vars(options),
             "machine": {"platform": platform.platform(), "python": platform.python_version()},
             "rounds": rounds,
+            "cpu_ratio": cpu_ratio,
             "bars": [bar.as_dict()],
         }
         Path(options.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
