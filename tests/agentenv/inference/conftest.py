@@ -36,7 +36,7 @@ from agentenv.inference.vllm import VLLMEngine, connect
 from agentenv.inference.vllm.opening import VLLMOptions, open_in_process, start_server
 from agentenv.inference.vllm.server_process import find_vllm
 from agentenv.inference.weight_sync import WeightSync
-from agentenv.inference.weight_transfer import open_transfer
+from agentenv.inference.weight_transfer import WeightTransfer, open_transfer
 
 MAX_LENGTH = 640
 _START_TIMEOUT_S = float(os.environ.get("AGENTENV_TEST_VLLM_START_S", "900"))
@@ -247,19 +247,26 @@ class FakeVLLM:
         return 200, {"choices": [choice]}
 
 
-def make_sync(small: SmallModel) -> WeightSync:
-    return WeightSync(small.skeleton, open_transfer("shared-memory"))
+def make_sync(small: SmallModel, transfer: WeightTransfer | None = None) -> WeightSync:
+    return WeightSync(small.skeleton, transfer or open_transfer("shared-memory"))
 
 
 def connect_engine(
-    small: SmallModel, url: str, *, max_length: int = MAX_LENGTH, end: int | None = None, **options: Any
+    small: SmallModel,
+    url: str,
+    *,
+    max_length: int = MAX_LENGTH,
+    end: int | None = None,
+    transfer: WeightTransfer | None = None,
+    **options: Any,
 ) -> VLLMEngine:
     """An engine over the server at an address, with the model's own weights.
 
     Args:
+        transfer: the way for weights; None: shared memory.
         end: the token that ends a sequence; None: none does, so that lengths are known.
     """
-    sync = make_sync(small)
+    sync = make_sync(small, transfer)
 
     async def opened() -> Any:
         try:

@@ -1,7 +1,9 @@
 """What every engine must do, whatever samples behind it: see :mod:`agentenv.inference.protocol`."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from agentenv.errors import ModelError, UsageError
 from agentenv.inference import Engine, Generation, GenerationRequest, LLMProxy, SamplingParams
+from agentenv.inference.weight_transfer import open_transfer
 
 OpenEngine = Callable[..., Engine]
 _TOLERANCE = 1e-4
@@ -320,6 +323,26 @@ def test_weights_that_do_not_fit_or_are_older_are_refused_and_change_nothing(
     assert generation.logprobs == pytest.approx(
         small.logprobs(new, prompt, generation.token_ids), abs=_TOLERANCE
     )
+
+
+@pytest.mark.vllm
+def test_weights_by_a_folder_on_disk_arrive_at_a_real_server(
+    vllm_server_url: str, connect_to: Callable[..., Engine], small: Any, tmp_path: Path
+) -> None:
+    transfer = open_transfer("filesystem", folder=str(tmp_path))
+    engine = connect_to(vllm_server_url, transfer=transfer)
+    prompt, new = small.prompt(15), small.other_weights(7)
+
+    async def work() -> Generation:
+        await engine.update_weights(new, 1)
+        assert await asyncio.to_thread(os.listdir, tmp_path)
+        return await _sample(engine, prompt, max_tokens=8)
+
+    generation = _run(engine, work)
+    assert generation.logprobs == pytest.approx(
+        small.logprobs(new, prompt, generation.token_ids), abs=_TOLERANCE
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_64_seeded_requests_at_once_all_end_as_asked(engine: Engine, small: Any) -> None:
