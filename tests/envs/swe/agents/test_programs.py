@@ -63,6 +63,26 @@ def test_what_the_program_leaves_is_graded(programs: Any) -> None:
     assert outcome.info["output"] == "mended\n" and outcome.info["task_id"]
 
 
+@pytest.mark.docker
+def test_in_docker_commands_have_no_network_and_what_they_leave_is_graded() -> None:
+    def script(job: Job) -> str:
+        (job.folder / "right.py").write_text(_solution(3))
+        return f"""
+            $DOCKER exec -w {job.workdir} x bash -c 'tail -n +3 /proc/net/dev | cut -d: -f1; ls {job.folder}'
+            $DOCKER exec -e "TEXT=$(cat right.py)" x bash -c 'printf "%s\\n" "$TEXT" > {MODULE}'
+        """
+
+    playing = SWEAgentPrograms(_shell(script), sandbox="docker")
+    try:
+        outcome = playing(_call(seconds=300.0))
+    finally:
+        playing.close()
+    assert (outcome.reward, outcome.info["sandbox"], outcome.info["commands"]) == (1.0, "docker", 2)
+    interfaces, *rest = outcome.info["output"].splitlines()
+    assert interfaces.strip() == "lo"
+    assert "cannot access" in rest[0]  # the program's own folder is not in the sandbox
+
+
 def test_a_program_that_does_nothing_has_solved_nothing(programs: Any) -> None:
     outcome = programs(lambda job: "true")(_call())
     assert (outcome.reward, outcome.truncated, outcome.info["success"]) == (0.0, False, False)
