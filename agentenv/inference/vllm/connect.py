@@ -142,7 +142,7 @@ async def _check_prefill(http: JsonHttp) -> None:
         config = (await http.get("/server_info?config_format=json", timeout_s=_TIMEOUT_S)).json()[
             "vllm_config"
         ]
-        on_processor = config["device_config"]["device_type"] == "cpu"
+        on_processor = config["device_config"]["device"] == "cpu"
         in_pieces = bool(config["scheduler_config"]["enable_chunked_prefill"])
     except (ModelError, KeyError, TypeError, TimeoutError):
         return  # a version that does not tell

@@ -12,7 +12,7 @@ from agentenv.inference.vllm.backend import is_supported
 from agentenv.inference.vllm.opening import VLLMOptions, check_vllm, open_vllm
 
 _ON_PROCESSORS_IN_PIECES = {
-    "device_config": {"device_type": "cpu"},
+    "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": True},
 }
 
