@@ -97,13 +97,13 @@ def report(results: Mapping[str, Any]) -> bool:
     return held
 
 
-def write_docs(path: Path, text: str) -> None:
-    """Put the table between its marks."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, found, after = rest.partition(END)
+def write_docs(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Put the results between their marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"{path} has no place for the table: the lines {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        raise SystemExit(f"{path} has no place for the results: the lines {begin} and {end}")
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
