@@ -10,6 +10,11 @@ side by side, and only counts what comes back. The two alternate, in either orde
 each time; the figure is the ratio of their throughputs within a round, so that a machine that is busy with other work
 slows both. The bar is the median over the rounds.
 
+The model is by default one with the layers of SmolLM2-135M and the embedded policy's small vocabulary, with weights
+drawn at random: in earnest a token costs the server far more than it costs HTTP and the client, as it does here. With
+`--model embedded`, half a million parameters, what is measured is mostly vLLM's own HTTP layer, which has more to write
+for rollouts: they ask for token ids and log-probs, the plain client for text alone.
+
 Beside it stands what either side costs in processor time, of this process and of the server that it started: tokens per
 second of all of it. That figure does not depend on what else the machine does.
 """
@@ -23,6 +28,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +44,15 @@ from agentenv.report.bars import Bar, print_bars
 from agentenv.rollout import AsyncController, RolloutConfig
 
 LEAST_RATIO = 0.9
+SHAPE = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+"""Of SmolLM2-135M, from its config.json."""
 EMBEDDED = Path(__file__).resolve().parent.parent / "envs/agentenv_envs/swe/policy"
 
 
@@ -78,6 +93,20 @@ class Recorded:
         asked.append((list(request.prompt_ids), len(generation.token_ids)))
         self.tokens += len(generation.token_ids)
         return generation
+
+
+def make_model(folder: Path) -> None:
+    """Write a model of SHAPE with the tokenizer of the embedded policy."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **SHAPE
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 class Meter:
@@ -184,11 +213,11 @@ def served_model(url: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, write, print the figure against its bar."""
+    """Read the options, make the model where it is to be made, measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=str(EMBEDDED), help="folder, or name on the hub")
+    parser.add_argument("--model", help="embedded, a folder, or a name on the hub; unset: one made here")
     parser.add_argument("--url", help="of a vLLM server that serves it; unset: one is started")
     parser.add_argument("--vllm_python", help="interpreter that has vLLM; unset: this one")
     parser.add_argument("--slots", type=int, default=64, help="episodes side by side")
@@ -199,6 +228,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     parser.add_argument("--check", action="store_true", help="exit 1 where the figure misses its bar")
     options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="agentenv-benchmark-") as folder:
+        if options.model is None:
+            options.model = str(Path(folder) / "model")
+            make_model(Path(options.model))
+        elif options.model == "embedded":
+            options.model = str(EMBEDDED)
+        return measure(options)
+
+
+def measure(options: argparse.Namespace) -> int:
+    """All of it; returns the exit code."""
     policy = load_policy(options.model)
     policy.tokenizer.eos_token = None  # all turns have one length
     length = options.turns * (options.tokens + 40) + 80
