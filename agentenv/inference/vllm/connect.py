@@ -187,7 +187,8 @@ async def _check_weights(
     if difference <= probe_tolerance("bfloat16"):
         raise UsageError(
             f"{backend.name}: log-probs differ from the trainer's by {difference:.2g} on average, allowed is "
-            f"{weight_sync.tolerance:g}: it computes in another precision; start it with --dtype as the trainer has it"
+            f"{weight_sync.tolerance:g}: it computes in another precision; start it with --dtype as the trainer has "
+            "it, or name its type: --vllm_dtype"
         )
     if not is_ours and Path(root).name != Path(model).name:
         raise UsageError(

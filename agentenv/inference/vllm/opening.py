@@ -23,12 +23,13 @@ from agentenv.inference.vllm.connect import connect
 from agentenv.inference.vllm.engine import VLLMEngine
 from agentenv.inference.vllm.in_process import InProcessBackend
 from agentenv.inference.vllm.server_process import ServerProcess, find_vllm
-from agentenv.inference.weight_sync import WeightSync
+from agentenv.inference.weight_sync import WeightSync, probe_tolerance
 from agentenv.inference.weight_transfer import open_transfer
 
 __all__ = ["VLLMOptions", "check_vllm", "open_vllm"]
 
 
+DTYPES = ("float32", "bfloat16", "float16")
 _OPTIONS = {
     "urls": "--vllm_url",
     "python": "--vllm_python",
@@ -50,6 +51,8 @@ class VLLMOptions:
     """More of that server's."""
     devices: str | None = None
     """GPUs of that server, as CUDA_VISIBLE_DEVICES has them; None: all."""
+    dtype: str | None = None
+    """Type that vLLM computes in, one of DTYPES; None: the trainer's."""
     transfer: str = "shared-memory"
     """One of :data:`agentenv.inference.weight_transfer.TRANSFERS`."""
     folder: str | None = None
@@ -62,6 +65,8 @@ class VLLMOptions:
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
             raise UsageError(f"--vllm_start_timeout_s is {self.start_timeout_s}, must be above 0")
+        if self.dtype not in (None, *DTYPES):
+            raise UsageError(f"--vllm_dtype is {self.dtype!r}, must be one of {', '.join(DTYPES)}")
         given = [option for name, option in _OPTIONS.items() if getattr(self, name)]
         own = [option for option in given if option != "--vllm_url"]
         if self.urls and own:
@@ -111,7 +116,9 @@ def open_vllm(
     check_vllm(options)
     skeleton = ModelSkeleton(policy.model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sync = WeightSync(skeleton, open_transfer(options.transfer, folder=options.folder, device=device))
+    transfer = open_transfer(options.transfer, folder=options.folder, device=device)
+    own, theirs = _own_dtype(skeleton), _dtype(skeleton, options)
+    sync = WeightSync(skeleton, transfer, tolerance=max(probe_tolerance(own), probe_tolerance(theirs)))
     weights = policy.model.state_dict()
     server: ServerProcess | None = None
 
@@ -173,7 +180,7 @@ def start_server(
         arguments = ["--weight-transfer-config", '{"backend": "nccl"}', *arguments]
     return ServerProcess(
         model,
-        dtype=str(skeleton.dtype).removeprefix("torch."),
+        dtype=_dtype(skeleton, options),
         max_length=max_length,
         max_requests=max_batch,
         python=options.python,
@@ -200,12 +207,20 @@ def open_in_process(
     model, folder = checkpoint_of(policy, skeleton, on_processor=on_processor)
     return InProcessBackend(
         model,
-        dtype=str(skeleton.dtype).removeprefix("torch."),
+        dtype=_dtype(skeleton, options),
         max_length=max_length,
         max_requests=max_batch,
         arguments=arguments,
         folder=folder,
     )
+
+
+def _own_dtype(skeleton: ModelSkeleton) -> str:
+    return str(skeleton.dtype).removeprefix("torch.")
+
+
+def _dtype(skeleton: ModelSkeleton, options: VLLMOptions) -> str:
+    return options.dtype or _own_dtype(skeleton)
 
 
 def checkpoint_of(

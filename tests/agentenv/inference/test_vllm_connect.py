@@ -153,6 +153,19 @@ def test_opening_leaves_nothing_behind_where_a_server_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_server_in_a_precision_that_is_named_is_taken(make_fake: Any, small: Any) -> None:
+    small.policy.model.load_state_dict(small.weights)
+    server = make_fake()
+    server._weights = small.other_weights(1, scale=1e-3)
+    with pytest.raises(UsageError, match="or name its type: --vllm_dtype"):
+        open_vllm(small.policy, VLLMOptions(urls=(server.url,)), max_batch=4, max_length=100)
+    options = VLLMOptions(urls=(server.url,), dtype="bfloat16")
+    (engine,) = open_vllm(small.policy, options, max_batch=4, max_length=100)
+    asyncio.run(engine.close())
+    with pytest.raises(UsageError, match="--vllm_dtype is 'int8', must be one of float32"):
+        VLLMOptions(dtype="int8")
+
+
 def test_opening_gives_one_engine_for_each_server(make_fake: Any, small: Any) -> None:
     small.policy.model.load_state_dict(small.weights)
     options = VLLMOptions(urls=(make_fake().url, make_fake().url))

@@ -18,7 +18,7 @@ from agentenv_trainers.rollout_settings import RolloutSettings, setting
 
 __all__ = ["EngineArguments"]
 
-_VLLM_ONLY = ("vllm_url", "vllm_python", "vllm_args", "vllm_devices", "weight_folder")
+_VLLM_ONLY = ("vllm_url", "vllm_python", "vllm_args", "vllm_devices", "vllm_dtype", "weight_folder")
 
 
 @dataclass
@@ -43,6 +43,11 @@ class EngineArguments:
     )
     vllm_devices: str | None = setting(
         None, "GPUs of that server, as CUDA_VISIBLE_DEVICES has them. Unset: all."
+    )
+    vllm_dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
+        None,
+        "Type that vLLM computes in. Unset: the policy's. In another one sampled log-probs differ from the trainer's; "
+        "the objectives' masks and weights see that as staleness.",
     )
     vllm_start_timeout_s: float = setting(
         900.0, "How long a vLLM server may take to start, and one that died to come back, in seconds."
@@ -101,6 +106,7 @@ class EngineArguments:
             python=self.vllm_python,
             arguments=self.vllm_args or "",
             devices=self.vllm_devices,
+            dtype=self.vllm_dtype,
             transfer=self.weight_transfer,
             folder=self.weight_folder,
             start_timeout_s=self.vllm_start_timeout_s,
