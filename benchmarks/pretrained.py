@@ -183,6 +183,7 @@ def draw(kinds: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             ends = (0, len(run["curve"]))
             axis.plot(ends, (run["before"], run["after"]), "o", color=colour, ms=5, label=label)
     axis.set(xlabel="training step", ylabel="success", ylim=(0, 1))
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="upper left", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
