@@ -94,6 +94,11 @@ def _add_engine_options(parser: Any) -> None:
     add("--vllm-args", "more arguments of that server; of vllm-in-process as JSON", metavar="ARGS")
     add("--vllm-devices", "GPUs of that server, as CUDA_VISIBLE_DEVICES has them", metavar="N,...")
     add(
+        "--vllm-dtype",
+        "type that vLLM computes in (default: the policy's)",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    add(
         "--vllm-start-timeout-s",
         "how long a server may take to start (default: %(default)g)",
         type=float,
@@ -109,7 +114,7 @@ def _vllm_options(args: argparse.Namespace) -> VLLMOptions | None:
         UsageError: options that contradict, or vLLM that is not there.
     """
     if args.engine == "transformers":
-        for name in ("url", "python", "args", "devices"):
+        for name in ("url", "python", "args", "devices", "dtype"):
             if getattr(args, f"vllm_{name}") is not None:
                 raise UsageError(f"--vllm-{name} is for --engine vllm")
         return None
@@ -121,6 +126,7 @@ def _vllm_options(args: argparse.Namespace) -> VLLMOptions | None:
         python=args.vllm_python,
         arguments=args.vllm_args or "",
         devices=args.vllm_devices,
+        dtype=args.vllm_dtype,
         start_timeout_s=args.vllm_start_timeout_s,
         in_process=args.engine == "vllm-in-process",
     )
@@ -170,8 +176,11 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     token = read_token(args.token_file)
-    if args.output is not None and not args.output.parent.is_dir():
-        raise UsageError(f"--output {args.output}: there is no folder {args.output.parent}")
+    if args.output is not None:
+        try:
+            args.output.open("a").close()
+        except OSError as error:
+            raise UsageError(f"--output {args.output}: cannot be written ({error.strerror})") from None
     try:
         import agentenv.agents.server  # noqa: F401 - what is missing shows before the model is loaded
     except ImportError as error:

@@ -4,12 +4,15 @@ Invariants:
 
 * Engines that are given the same weights at the same time share one publication.
 * Weights have arrived where an engine's log-probs of a fixed sequence are those of a forward pass with them.
+* :meth:`WeightSync.load` and :meth:`WeightSync.check` are of the same weights only if no publication began meanwhile:
+  whoever calls them compares ``publication`` before and after.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,7 +24,7 @@ from agentenv.inference.weight_transfer import Receiver, WeightTransfer
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ScoringReceiver", "WeightSync", "probe_tolerance"]
+__all__ = ["Publication", "ScoringReceiver", "WeightSync", "probe_tolerance"]
 
 _PROBE_TOKENS = 32
 
@@ -32,6 +35,13 @@ class ScoringReceiver(Receiver, Protocol):
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, under the weights in use, from no cache."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Publication:
+    """Weights that engines can load; one is equal to itself alone."""
+
+    version: int
 
 
 def probe_tolerance(dtype: str) -> float:
@@ -61,14 +71,14 @@ class WeightSync:
         self._published: Mapping[str, Tensor] | None = None
         """The mapping itself: kept while callers that may bring the same one are in."""
         self._expected: list[float] = []
-        self.has_published = False
-        """There are weights to load."""
+        self.publication: Publication | None = None
+        """The newest, complete or not; None: there are no weights to load."""
 
     def expected(self, weights: Mapping[str, Tensor]) -> list[float]:
         """The probe's log-probs under weights."""
         return self._skeleton.logprobs(weights, self.probe_ids)
 
-    async def publish(self, weights: Mapping[str, Tensor]) -> None:
+    async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Make these the weights that :meth:`load` gives.
 
         Raises:
@@ -81,14 +91,24 @@ class WeightSync:
                 if self._published is weights:
                     return
                 self._skeleton.check(weights)
-                self._published = None
-                await self._transfer.publish(self._skeleton, weights)
-                self._expected = await asyncio.to_thread(self.expected, weights)
-                self._published, self.has_published = weights, True
+                former, self._published = self.publication, None
+                self.publication = Publication(version)
+                try:
+                    await self._transfer.publish(self._skeleton, weights)
+                    self._expected = await asyncio.to_thread(self.expected, weights)
+                except BaseException:
+                    self.publication = former
+                    raise
+                self._published = weights
         finally:
             self._callers -= 1
             if not self._callers:
                 self._published = None
+
+    async def settled(self) -> Publication | None:
+        """The newest publication, once it is complete."""
+        async with self._lock:
+            return self.publication
 
     async def load(self, receiver: ScoringReceiver) -> None:
         """Give an engine the weights that were published last.

@@ -196,7 +196,7 @@ async def _check_weights(
             f"average): start it with --model {model}"
         )
     # The same model, with the weights of another run.
-    await weight_sync.publish(weights)
+    await weight_sync.publish(weights, 0)
     await weight_sync.load(backend)
     await backend.reset_prefix_cache()
     await weight_sync.check(backend)

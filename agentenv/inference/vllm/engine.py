@@ -27,7 +27,7 @@ from agentenv.errors import ModelError, UsageError
 from agentenv.inference.protocol import Generation, GenerationRequest
 from agentenv.inference.vllm.backend import Backend, Completion
 from agentenv.inference.vllm.json_http import ConnectionLostError
-from agentenv.inference.weight_sync import WeightSync
+from agentenv.inference.weight_sync import Publication, WeightSync
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,10 +110,8 @@ class VLLMEngine:
         self._restart_timeout_s, self._hang_timeout_s = restart_timeout_s, hang_timeout_s
         self._heartbeat_s = heartbeat_s
         self._version = 0
-        self._newest: int | None = 0 if weight_sync.has_published else None
-        """Weights that a vLLM which comes back is given; None: those that it starts with are right."""
-        self._loaded: int | None = None
-        """Weights that it was given since it was last lost."""
+        self._loaded: Publication | None = None
+        """Weights that vLLM was given since it was last lost."""
         self._turns: dict[str, _Turn] = {}
         self._num_pieces = 0
         self._is_suspended = self._is_updating = self._is_closed = False
@@ -196,13 +194,12 @@ class VLLMEngine:
                 raise UsageError(
                     f"update_weights: version {version} is older than the current {self._version}"
                 )
-            await self._weight_sync.publish(weights)
-            self._newest, self._loaded = version, None
-            self._is_updating = True
+            await self._weight_sync.publish(weights, version)
+            self._loaded, self._is_updating = None, True
             try:
                 self._counts["interrupted_turns"] += self._num_pieces
                 await self._end_pieces(self._turns.values())
-                while self._loaded != version:
+                while self._loaded is None:
                     self._raise_if_dead()
                     if self._recovery is not None:
                         await asyncio.wait({self._recovery})
@@ -342,19 +339,32 @@ class VLLMEngine:
     async def _load(self) -> None:
         """Give vLLM, at which no request is, the newest weights."""
         async with self._load_lock:
-            version = self._newest
-            if version is None or self._loaded == version:
-                return
-            if self._is_suspended:
-                await self._backend.resume()  # the probe's request; no other is let in
-            await self._weight_sync.load(self._backend)
-            deadline = asyncio.get_running_loop().time() + _CACHE_TIMEOUT_S
-            while not await self._backend.reset_prefix_cache():
-                if asyncio.get_running_loop().time() > deadline:
-                    raise ModelError(f"{self._backend.name} did not empty its prefix cache: requests hold it")
-                await asyncio.sleep(0.05)
-            await self._weight_sync.check(self._backend)
-            self._version = self._loaded = version
+            while True:
+                publication = await self._weight_sync.settled()
+                if publication is None or self._loaded is publication:
+                    return  # None: those that vLLM starts with are right
+                try:
+                    await self._load_published()
+                except ConnectionLostError:
+                    raise
+                except ModelError:
+                    if self._weight_sync.publication is publication:
+                        raise
+                    continue  # the probe's log-probs are of weights published after the load
+                if self._weight_sync.publication is publication:
+                    self._version, self._loaded = publication.version, publication
+                    return
+
+    async def _load_published(self) -> None:
+        if self._is_suspended:
+            await self._backend.resume()  # the probe's request; no other is let in
+        await self._weight_sync.load(self._backend)
+        deadline = asyncio.get_running_loop().time() + _CACHE_TIMEOUT_S
+        while not await self._backend.reset_prefix_cache():
+            if asyncio.get_running_loop().time() > deadline:
+                raise ModelError(f"{self._backend.name} did not empty its prefix cache: requests hold it")
+            await asyncio.sleep(0.05)
+        await self._weight_sync.check(self._backend)
 
     async def _unless_lost(self, call: Callable[[], Awaitable[None]]) -> None:
         """Call vLLM; where it has gone, that is noted and not raised."""

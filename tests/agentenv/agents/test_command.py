@@ -28,6 +28,7 @@ _TOKEN = "a-token-of-some-length"
         (["--model", "m", "--token-file", "token", "--max-turns", "0"], "--max-turns 0"),
         (["--model", "m", "--token-file", "token", "--temperature", "-1"], "temperature"),
         (["--model", "m", "--token-file", "token", "--output", "no/such/file"], "--output no/such/file"),
+        (["--model", "m", "--token-file", "token", "--output", "."], "--output .: cannot be written"),
     ],
 )
 def test_bad_input_is_one_line(

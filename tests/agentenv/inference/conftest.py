@@ -403,7 +403,7 @@ def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine
             sync = make_sync(small)
 
             async def give_first_weights() -> None:
-                await sync.publish(small.weights)
+                await sync.publish(small.weights, 0)
                 await sync.load(backend)
                 await backend.reset_prefix_cache()
                 await sync.check(backend)

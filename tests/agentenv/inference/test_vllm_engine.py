@@ -175,7 +175,9 @@ def test_several_servers_share_one_publication_and_have_one_version(
     make_fake: Any, small: Any, connect_to: Any
 ) -> None:
     first = connect_to(make_fake().url)
-    second = VLLMEngine(connect_to(make_fake().url)._backend, first._weight_sync)
+    other = connect_to(make_fake().url)
+    asyncio.run(other._weight_sync.close())
+    second = VLLMEngine(other._backend, first._weight_sync)
     proxy, new, prompt = LLMProxy([first, second]), small.other_weights(1), small.prompt(8)
     saved = []
     save = small.skeleton.save

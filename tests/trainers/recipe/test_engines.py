@@ -63,6 +63,8 @@ def test_an_update_may_last_as_long_as_a_server_takes_to_come_back(opened: _Open
     [
         ({"vllm_url": "http://a"}, "--vllm_url is for --engine vllm"),
         ({"weight_folder": "/mnt"}, "--weight_folder is for --engine vllm"),
+        ({"weight_transfer": "nccl"}, "--weight_transfer is for --engine vllm"),
+        ({"vllm_dtype": "bfloat16"}, "--vllm_dtype is for --engine vllm"),
         ({"engine": "vllm", "vllm_url": "http://a", "vllm_args": "--seed 1"}, "--vllm_args is for"),
         ({"engine": "vllm-in-process", "vllm_url": "http://a"}, "takes no --vllm_url"),
         ({"engine": "vllm", "vllm_start_timeout_s": 0.0}, "--vllm_start_timeout_s is 0.0"),

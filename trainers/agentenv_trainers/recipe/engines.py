@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from agentenv.errors import UsageError
@@ -17,8 +17,6 @@ from agentenv.inference.vllm.opening import VLLMOptions, check_vllm, open_vllm
 from agentenv_trainers.rollout_settings import RolloutSettings, setting
 
 __all__ = ["EngineArguments"]
-
-_VLLM_ONLY = ("vllm_url", "vllm_python", "vllm_args", "vllm_devices", "vllm_dtype", "weight_folder")
 
 
 @dataclass
@@ -67,9 +65,9 @@ class EngineArguments:
         if self.engine != "transformers":
             check_vllm(self._options)
             return
-        given = [name for name in _VLLM_ONLY if getattr(self, name) is not None]
-        if given:
-            raise UsageError(f"--{given[0]} is for --engine vllm")
+        for option in fields(EngineArguments):
+            if option.name != "engine" and getattr(self, option.name) != option.default:
+                raise UsageError(f"--{option.name} is for --engine vllm")
 
     def open_engines(
         self, policy: Policy, config: RolloutSettings, chosen: Collection[str] = ()
