@@ -122,13 +122,6 @@ def test_episodes_that_all_fail_end_both_and_the_summary_says_why(launch, tmp_pa
     assert "the shop is closed" in summary["error"]
 
 
-def test_a_mistake_in_the_options_ends_both(launch, tmp_path):
-    code, said = finish(launch("out", "--env", "nowhere.py"))
-    assert code == 1
-    assert "error: --env nowhere.py: no such file" in said
-    assert not (tmp_path / "out").exists()
-
-
 def test_several_processes_that_accelerate_does_not_start_are_no_run_of_one(launch, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     monkeypatch.setenv("MASTER_PORT", "29500")
