@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import UsageError
+from agentenv.errors import EnvError, UsageError
 
 __all__ = ["AgentCall", "AgentOutcome", "PlayFn", "ProgramResult", "run_program"]
 
@@ -130,6 +131,7 @@ def run_program(
 
     Raises:
         UsageError: there is no such program.
+        EnvError: a word of ``argv`` is longer than the system takes, such as the text of a long task.
     """
     variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     variables |= {**call.variables(), **(env or {})}
@@ -146,6 +148,11 @@ def run_program(
                 start_new_session=True,
             )
         except OSError as error:
+            if error.errno == errno.E2BIG:
+                longest = max(len(os.fsencode(word)) for word in argv)
+                raise EnvError(
+                    f"an argument of {longest} bytes is too long for {argv[0]!r}; write a text like that to a file"
+                ) from error
             raise UsageError(f"the agent program {argv[0]!r} can't be started: {error}") from error
         try:
             timed_out = not _wait(process, call)

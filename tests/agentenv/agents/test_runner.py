@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentenv.agents import AgentCall, AgentOutcome, AgentRunner, run_program
-from agentenv.errors import RolloutError, UsageError
+from agentenv.errors import EnvError, RolloutError, UsageError
 from agentenv.inference import LLMProxy
 from agentenv.rollout import AsyncController, RolloutConfig
 from agentenv.testing import ByteTokenizer, ScriptedModel
@@ -194,6 +194,16 @@ def test_a_program_that_does_not_exist_stops_the_run_at_once(tmp_path: Path) -> 
         raise AssertionError
 
     with _controller(play) as controller, pytest.raises(UsageError, match="no-such-agent"):
+        controller.get_batch(0)
+
+
+def test_a_task_too_long_for_an_argument_fails_its_episode_alone(tmp_path: Path) -> None:
+    def play(call: AgentCall) -> AgentOutcome:
+        with pytest.raises(EnvError, match=r"an argument of 1000000 bytes is too long for 'true'"):
+            run_program(["true", "x" * 1_000_000], call, cwd=tmp_path)
+        raise RuntimeError("seen")
+
+    with _controller(play, max_retries=0) as controller, pytest.raises(RolloutError, match="seen"):
         controller.get_batch(0)
 
 
