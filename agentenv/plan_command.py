@@ -31,7 +31,6 @@ def add_parser(subparsers: Any) -> None:
     """
     parser = subparsers.add_parser(
         "plan",
-        help="estimate the GPU memory of a run, and how many GPUs should train",
         description="Without --gpus: memory by model size. With it: how to share out a machine's GPUs. Estimates, "
         "not measurements: docs/deployment.md.",
     )

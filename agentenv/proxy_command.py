@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> None:
     """
     parser = subparsers.add_parser(
         "proxy",
-        help="serve a model to agent programs and record their episodes",
         description="An OpenAI-compatible endpoint that records token ids and log-probs: "
         "docs/agents-as-they-are.md.",
     )

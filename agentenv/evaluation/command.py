@@ -42,7 +42,6 @@ def add_parser(subparsers: Any) -> None:
     """Add the command to a parser; loads nothing heavy."""
     parser = subparsers.add_parser(
         "eval",
-        help="measure how often a model, a server or a baseline solves an environment's tasks",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -28,6 +28,22 @@ from agentenv.simulation.measuring import measure_all
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
+def add_parser(subparsers: Any) -> None:
+    """Add `simulate`.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser("simulate")
+    parser.add_argument("name", metavar="NAME", help="fig7, fig8, fig9, fig10, async or theory")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, with the paper's numbers")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--seeds", type=int, metavar="N", help="repetitions (default: the figure's own)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per CPU)")
+    parser.set_defaults(run=run)
+
+
 def run(args: argparse.Namespace) -> int:
     """Simulate the figure ``args.name``.
 

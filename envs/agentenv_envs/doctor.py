@@ -78,7 +78,6 @@ def add_commands(subparsers: Any) -> None:
     """
     parser = subparsers.add_parser(
         "doctor",
-        help="check what this machine has of what environments and training need",
         description="Look at Docker, disk, GPU and libraries; each line is ok, warn or FAIL, and says what to do. "
         "Exits with 1 where something required fails.",
     )

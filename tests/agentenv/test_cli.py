@@ -9,6 +9,7 @@ import pytest
 
 import agentenv
 from agentenv import cli
+from agentenv.console.table import COMMANDS, Command
 from agentenv.errors import UsageError
 
 
@@ -104,11 +105,60 @@ def test_a_broken_package_costs_only_its_own_commands(
     assert "commands of 'broken' (plugin:add_commands) are left out: no module named gone" in caplog.text
 
 
-def test_no_command_and_an_unknown_command_exit_with_2() -> None:
-    for arguments in ([], ["nonsense"]):
+def test_no_command_and_a_command_without_what_it_needs_exit_with_2() -> None:
+    for arguments in ([], ["info"]):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
+
+
+def test_an_unknown_command_is_told_what_it_may_have_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _plug(monkeypatch, _Plugin("greet", _greet_command(lambda args: 0)))
+    for typed, meant in (("lst", "'list'"), ("gret", "'greet'"), ("x9", "`agentenv --help` lists them")):
+        assert cli.main([typed]) == 2
+        out, err = capsys.readouterr()
+        assert (
+            out == "" and err.startswith(f"agentenv: error: there is no command {typed!r}; ") and meant in err
+        )
+
+
+def test_help_names_every_command_by_group_and_imports_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _plug(monkeypatch, _Plugin("greet", _greet_command(lambda args: 0)), _Plugin("list", None))
+    monkeypatch.setattr(Command, "load", None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    for title, group in COMMANDS.items():
+        first = lines.index(f"{title}:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(group)]] == [
+            found.name for found in group
+        ]
+    assert lines[lines.index("of installed packages:") + 1].split() == ["greet"]
+
+
+@pytest.mark.parametrize(
+    "known", [found for group in COMMANDS.values() for found in group], ids=lambda c: c.name
+)
+def test_a_built_in_command_is_what_the_table_says(
+    known: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its function adds a parser of its name alone, with a description, and no package is asked."""
+    monkeypatch.setattr(cli, "_add_plugins", None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main([known.name, "--help"])
+    assert caught.value.code == 0
+    usage, *rest = capsys.readouterr().out.split("\n\n")
+    assert usage.startswith(f"usage: agentenv {known.name} ") and not rest[0].startswith("positional")
+
+
+def test_names_of_built_in_commands_are_unique() -> None:
+    names = [found.name for group in COMMANDS.values() for found in group]
+    assert len(names) == len(set(names))
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -36,7 +36,7 @@ def add_commands(subparsers: Any) -> None:
     Args:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
-    alfworld = subparsers.add_parser("alfworld", help="household tasks: games for ALFWorld-v0")
+    alfworld = subparsers.add_parser("alfworld")
     commands = alfworld.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     download = commands.add_parser("download", help="get the official games by alfworld's own downloader")

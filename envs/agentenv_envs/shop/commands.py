@@ -24,7 +24,7 @@ def add_commands(subparsers: Any) -> None:
     Args:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
-    shop = subparsers.add_parser("shop", help="the shop's official files")
+    shop = subparsers.add_parser("shop")
     commands = shop.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = commands.add_parser(
         "check",

@@ -16,7 +16,7 @@ def add_commands(subparsers: Any) -> None:
     Args:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
-    swe = subparsers.add_parser("swe", help="software-engineering tasks")
+    swe = subparsers.add_parser("swe")
     commands = swe.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_calibrate(commands)
     add_synth(commands)

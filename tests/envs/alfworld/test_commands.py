@@ -3,6 +3,7 @@
 import json
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,7 @@ pytestmark = pytest.mark.usefixtures("engine_installed")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Runs a command of the package, installed or not."""
-    import argparse
-
-    from agentenv_envs.alfworld.commands import add_commands
-
-    def parser(*, with_plugins: bool) -> argparse.ArgumentParser:
-        made = argparse.ArgumentParser(prog="agentenv")
-        add_commands(made.add_subparsers(required=True))
-        return made
-
-    monkeypatch.setattr(cli, "_parser", parser)
+def run() -> Callable[..., int]:
     return lambda *arguments: cli.main(["alfworld", *map(str, arguments)])
 
 

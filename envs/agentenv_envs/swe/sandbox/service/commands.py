@@ -26,7 +26,7 @@ def add_commands(subparsers: Any) -> None:
     Args:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
-    sandbox = subparsers.add_parser("sandbox", help="sandboxes for other machines")
+    sandbox = subparsers.add_parser("sandbox")
     commands = sandbox.add_subparsers(title="commands", metavar="COMMAND", required=True)
     parser = commands.add_parser(
         "serve",
