@@ -3,6 +3,7 @@
     run.json            settings, versions and what resuming needs (what the user set, the result before training)
     metrics.jsonl       one line a training step
     trajectories.jsonl  episodes as readable text: phase before, train or after
+    tokens/             log-probs, advantages and so on for each token of some episodes; see token_records.py
     summary.json        the result
     report.html         the same for a person
     checkpoints/        what --resume starts from
@@ -22,14 +23,25 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from agentenv.errors import UsageError
+from agentenv.report.text_files import read_json, read_lines, replace_lines, write_json, write_text
+from agentenv.report.token_records import EpisodeTokens, TokenWriter, keep_records
 from agentenv.trajectory import Trajectory
+
+__all__ = [
+    "FORMAT",
+    "PHASES",
+    "RunDirectory",
+    "episode_record",
+    "read_json",
+    "read_lines",
+    "write_json",
+    "write_text",
+]
 
 FORMAT = 1
 """Version of the directory's layout, in run.json."""
@@ -47,6 +59,7 @@ class RunDirectory:
         self.summary_path = path / "summary.json"
         self.checkpoints_path = path / "checkpoints"
         self.model_path = path / "model"
+        self._tokens: TokenWriter | None = None
         self.record: dict[str, Any] = {}
         """What run.json holds; :meth:`save_record` writes it."""
 
@@ -115,15 +128,19 @@ class RunDirectory:
     def rewind(self, step: int) -> None:
         """Drop what a crashed run wrote after the checkpoint of ``step``: later steps, results of the end."""
         _filter_lines(self.metrics_path, lambda line: line["step"] <= step)
-        _filter_lines(
-            self.trajectories_path,
-            lambda line: line["phase"] == "before" or (line["phase"] == "train" and line["step"] <= step),
+        self._keep_episodes(
+            lambda line: line["phase"] == "before" or (line["phase"] == "train" and line["step"] <= step)
         )
         self.summary_path.unlink(missing_ok=True)
 
     def drop_phase(self, phase: str) -> None:
         """Drop the episodes of a phase that did not finish and is about to run again."""
-        _filter_lines(self.trajectories_path, lambda line: line["phase"] != phase)
+        self._keep_episodes(lambda line: line["phase"] != phase)
+
+    def _keep_episodes(self, keep: Callable[[Mapping[str, Any]], bool]) -> None:
+        self._tokens = None
+        _filter_lines(self.trajectories_path, keep)
+        keep_records(self.path, keep)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the line of a training step; a value that is not finite is written as null."""
@@ -141,6 +158,21 @@ class RunDirectory:
         if phase not in PHASES:
             raise ValueError(f"phase is {phase!r}, must be one of {', '.join(PHASES)}")
         _append(self.trajectories_path, [episode_record(phase, step, item) for item in trajectories])
+
+    def log_tokens(self, episodes: Iterable[EpisodeTokens], *, max_bytes: float = math.inf) -> bool:
+        """Append what was computed for each token of episodes.
+
+        Args:
+            episodes: their phase is one of :data:`PHASES`.
+            max_bytes: of all records of the run; where they have reached it nothing more is written.
+
+        Returns:
+            whether there is room for more.
+        """
+        self._tokens = self._tokens or TokenWriter(self.path)
+        if self._tokens.size_bytes < max_bytes:
+            self._tokens.append(episodes)
+        return self._tokens.size_bytes < max_bytes
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace summary.json."""
@@ -180,48 +212,6 @@ def episode_record(phase: str, step: int, trajectory: Trajectory) -> dict[str, A
     }
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        UsageError: the file is missing or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a JSONL file; none where the file is missing. A torn last line is left out."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                if line.endswith("\n"):
-                    raise UsageError(f"{path}: a line is not valid JSON: {line[:80]!r}") from None
-                return
-            yield value
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically: readers see the old content or the new, never a part."""
-    write_text(path, json.dumps(value, indent=2, default=str, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file atomically."""
-    _replace(path, [text])
-
-
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     # Lone surrogates have no UTF-8 form; json's default keeps them as escapes.
     text = "".join(json.dumps(record, default=str) + "\n" for record in records)
@@ -229,23 +219,9 @@ def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         out.write(text)
 
 
-def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+def _filter_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
     if path.exists():
-        _replace(path, (json.dumps(line) + "\n" for line in read_lines(path) if keep(line)))
-
-
-def _replace(path: Path, lines: Iterable[str]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.writelines(lines)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        replace_lines(path, (json.dumps(line) + "\n" for line in read_lines(path) if keep(line)))
 
 
 def _number(value: Any) -> float | int | None:
