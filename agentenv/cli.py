@@ -20,13 +20,14 @@ from importlib import metadata
 
 import agentenv
 from agentenv.console.table import COMMANDS, command
-from agentenv.errors import UsageError
+from agentenv.errors import AgentEnvError, UsageError
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
 
 _COMMAND_GROUP = "agentenv.commands"
+_EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
@@ -47,8 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
     except UsageError as error:
-        sys.stderr.write(f"agentenv: error: {' '.join(str(error).split())}\n")
+        _complain(error)
         return _EXIT_USAGE
+    except AgentEnvError as error:
+        _complain(error)
+        return _EXIT_FAILED
     except KeyboardInterrupt:
         sys.stderr.write("agentenv: interrupted\n")
         return _EXIT_INTERRUPTED
@@ -56,6 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has gone; without this the interpreter complains while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _complain(error: Exception) -> None:
+    from agentenv.report.transcripts import revealed
+
+    # What an environment or a server said may be part of it.
+    sys.stderr.write(f"agentenv: error: {revealed(' '.join(str(error).split()))}\n")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

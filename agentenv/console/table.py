@@ -39,6 +39,9 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("list", "agentenv.console.environments:add_list", "list the registered environments"),
         Command("info", "agentenv.console.environments:add_info", "show one environment"),
         Command(
+            "play", "agentenv.console.play:add_parser", "act in an environment by hand, or watch a policy act"
+        ),
+        Command(
             "alfworld", "agentenv_envs.alfworld.commands:add_commands", "household games for ALFWorld-v0"
         ),
         Command("shop", "agentenv_envs.shop.commands:add_commands", "the shop's official files"),

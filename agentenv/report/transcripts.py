@@ -53,14 +53,18 @@ def render_pair(before: Episode | None, after: Episode | None) -> str:
 
 
 def visible(text: str) -> str:
-    """Escaped text in which nothing hides: control, format and surrogate characters become ``\\u{...}``."""
-    shown = "".join(
+    """Text for HTML, escaped, in which nothing hides: see :func:`revealed`."""
+    return escape(revealed(text), quote=True)
+
+
+def revealed(text: str) -> str:
+    """Text for a terminal: control, format and surrogate characters, but for line feed and tab, become ``\\u{...}``."""
+    return "".join(
         character
         if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
         else f"\\u{{{ord(character):x}}}"
         for character in text
     )
-    return escape(shown, quote=True)
 
 
 def cut(text: str, *, max_chars: int = MAX_CHARS) -> str:

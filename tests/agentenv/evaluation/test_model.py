@@ -1,4 +1,4 @@
-"""`agentenv eval --model`: a model in this process, from the policy that ships."""
+"""`agentenv eval --model` and `agentenv play`: a model in this process, from the policy that ships."""
 
 from __future__ import annotations
 
@@ -72,3 +72,18 @@ def test_weights_of_sixteen_bits_play_too(
 def test_a_model_that_is_not_there_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", "Echo-v0", "--model", str(tmp_path / "absent")]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_one_episode_of_the_model_is_watched(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["play", "KeyDoor-v0", "--seed", "3", "--policy", policy, "--temperature", "0"]
+    assert cli.main([*command, "--max-tokens", "12", "--max-context", "256"]) == 0
+    out = capsys.readouterr().out
+    assert "[1] > south\nYou are at c4.\n" in out
+    assert out.endswith("solved after 7 turns, reward 1 (terminated)\n")
+
+
+def test_one_episode_of_a_server_is_watched(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer = lambda request: "east\x1b[2J"
+    assert cli.main(["play", "KeyDoor-v0", "--seed", "3", "--url", server.url, "--max-turns", "2"]) == 0
+    assert "[1] > east\\u{1b}[2J\n" in capsys.readouterr().out
+    assert len(server.requests) == 2
