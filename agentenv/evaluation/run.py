@@ -125,11 +125,9 @@ def model_player(env_fn: EnvFactory, name: str, options: _Sized) -> Player:
     Raises:
         UsageError: it cannot be loaded.
     """
-    from transformers.utils.logging import disable_progress_bar
+    from agentenv.inference.policy import default_dtype, hide_progress_bars, load_policy, open_engine
 
-    from agentenv.inference.policy import default_dtype, load_policy, open_engine
-
-    disable_progress_bar()  # the terminal is the command's own progress line's
+    hide_progress_bars()
     policy = load_policy(name, model_options={"dtype": options.dtype or default_dtype()})
     positions = getattr(policy.model.config, "max_position_embeddings", None)
     length = min(options.max_context, positions) if positions else options.max_context

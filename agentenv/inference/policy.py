@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from agentenv.errors import UsageError
 from agentenv.inference.protocol import Engine
 from agentenv.inference.transformers_engine import TransformersEngine
 
-__all__ = ["Policy", "default_dtype", "load_policy", "open_engine"]
+__all__ = ["Policy", "default_dtype", "hide_progress_bars", "load_policy", "open_engine"]
 
 
 @dataclass
@@ -34,6 +35,11 @@ class Policy:
 def default_dtype() -> str:
     """The checkpoint's own type where there is a GPU, float32 on processors: they have no fast bfloat16."""
     return "auto" if torch.cuda.is_available() else "float32"
+
+
+def hide_progress_bars() -> None:
+    """Leave the terminal to a command's own line, in all of this process."""
+    disable_progress_bar()
 
 
 def load_policy(
