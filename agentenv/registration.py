@@ -22,6 +22,7 @@ from typing import Any, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, parse_env_id
 
+from agentenv.built_in import BUILT_IN
 from agentenv.env import TextSpace
 from agentenv.errors import UnknownEnvironmentError, UsageError
 
@@ -31,20 +32,6 @@ logger = logging.getLogger(__name__)
 
 _NAMESPACE = "agentenv"
 _PLUGIN_GROUP = "agentenv.envs"
-_BUILT_IN = {
-    "ALFWorld-v0": "agentenv_envs.alfworld:ALFWorldEnv",
-    "Echo-v0": "agentenv.testing:EchoEnv",
-    "GuessNumber-v0": "agentenv_envs.text:GuessNumberEnv",
-    "KeyDoor-v0": "agentenv_envs.text:KeyDoorEnv",
-    "Math-v0": "agentenv_envs.math_reasoning:MathEnv",
-    "MathPython-v0": "agentenv_envs.math_reasoning:MathPythonEnv",
-    "SWE-v0": "agentenv_envs.swe:SWEEnv",
-    "ShopSimulator-MultiTurn-v0": "agentenv_envs.shop:ShopMultiTurnEnv",
-    "ShopSimulator-Persona-v0": "agentenv_envs.shop:ShopPersonaEnv",
-    "ShopSimulator-SingleTurn-v0": "agentenv_envs.shop:ShopSingleTurnEnv",
-    "StyledReply-v0": "agentenv_envs.text:StyledReplyEnv",
-    "ToolArithmetic-v0": "agentenv_envs.text:ToolArithmeticEnv",
-}
 
 TextEnvCreator = Callable[..., gymnasium.Env[str, str]]
 
@@ -230,8 +217,8 @@ def _check_kwargs(id: str, creator: TextEnvCreator, kwargs: Mapping[str, Any]) -
 
 def _register_known() -> None:
     """Register what ships with agentenv, then what plug-ins name; a broken plug-in is logged and left out."""
-    for id, entry_point in _BUILT_IN.items():
-        register(id, entry_point)
+    for id, built_in in BUILT_IN.items():
+        register(id, built_in.entry_point)
     for plugin in metadata.entry_points(group=_PLUGIN_GROUP):
         try:
             full_id = _full_id(plugin.name)

@@ -1,6 +1,5 @@
 """The console script."""
 
-import json
 import subprocess
 import sys
 from importlib import metadata
@@ -36,24 +35,6 @@ def _greet_command(run):  # type: ignore[no-untyped-def]
         parser.set_defaults(run=run)
 
     return lambda: add_commands
-
-
-def test_list_names_the_registered_environments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list"]) == 0
-    assert {"agentenv/Echo-v0", "agentenv/SWE-v0"} <= set(capsys.readouterr().out.split())
-    assert cli.main(["list", "--json"]) == 0
-    assert "agentenv/SWE-v0" in json.loads(capsys.readouterr().out)
-
-
-def test_info_shows_what_make_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["info", "Echo-v0", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["id"] == "agentenv/Echo-v0"
-    assert shown["entry_point"] == "agentenv.testing:EchoEnv"
-    assert "max_turns: int = 3" in shown["arguments"]
-    assert sorted(shown["policies"]) == ["oracle", "random"]
-    assert cli.main(["info", "Echo-v0"]) == 0
-    assert "Say the word that the task names" in capsys.readouterr().out
 
 
 def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

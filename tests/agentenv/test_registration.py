@@ -13,6 +13,7 @@ import pytest
 
 import agentenv
 from agentenv import registration
+from agentenv.built_in import BUILT_IN
 from agentenv.errors import UnknownEnvironmentError, UsageError
 from agentenv.testing import EchoEnv
 
@@ -21,7 +22,7 @@ from agentenv.testing import EchoEnv
 def _only_what_ships_is_registered() -> Iterator[None]:
     """What other tests have registered is put aside for a test, and what it registers is removed."""
     before, ours = dict(gymnasium.registry), set(registration._registered)
-    for id in ours - {f"agentenv/{name}" for name in registration._BUILT_IN}:
+    for id in ours - {f"agentenv/{name}" for name in BUILT_IN}:
         gymnasium.registry.pop(id, None)
         registration._registered.discard(id)
     yield
@@ -178,7 +179,7 @@ def test_plug_ins_name_their_environments_by_entry_point(
     registration._registered.clear()
     with caplog.at_level(logging.WARNING):
         registration._register_known()
-    built_in = {f"agentenv/{name}" for name in registration._BUILT_IN}
+    built_in = {f"agentenv/{name}" for name in BUILT_IN}
     assert built_in >= {"agentenv/Echo-v0", "agentenv/SWE-v0"}
     assert set(registration.registered_ids()) - built_in == {"agentenv/Plugged-v0", "lab/Own-v2"}
     assert agentenv.spec("SWE-v0").entry_point == "agentenv_envs.swe:SWEEnv"

@@ -6,15 +6,15 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 import agentenv
 from agentenv.baselines import baseline_names, make_baseline
+from agentenv.built_in import BUILT_IN
 from agentenv.errors import MissingExtraError
-from agentenv.registration import _BUILT_IN
 from agentenv.testing import check_env
 
 UNISOLATED = {"sandbox": "local-unisolated"}
 OPTIONS = {"SWE-v0": UNISOLATED, "MathPython-v0": UNISOLATED}
 
 
-@pytest.fixture(params=sorted(_BUILT_IN))
+@pytest.fixture(params=sorted(BUILT_IN))
 def id(request: pytest.FixtureRequest) -> str:
     """Of an environment whose extra is installed."""
     name: str = request.param
