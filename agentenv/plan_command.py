@@ -17,10 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import UsageError
-from agentenv.planning import MODELS, Split, StepTimes, Workload, best_split, read_shape
+from agentenv.planning import (
+    MODELS,
+    Redundancy,
+    Split,
+    StepTimes,
+    Workload,
+    best_split,
+    least_redundancy,
+    read_shape,
+    ready_share,
+)
 from agentenv.planning.split import GIB
 
 __all__ = ["add_parser", "run"]
+
+_ALPHAS = (0.0, 1.0, 2.0, 4.0, 8.0)
+_NEAR = 1.05
+"""A step of at most so many times the shortest is near enough: each version of staleness costs something, too."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,6 +75,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--asynchrony", type=float, default=1.0, help="alpha of the run (default: %(default)g)"
     )
+    parser.add_argument("--group-size", type=int, default=1, help="episodes of a task (default: %(default)s)")
+    parser.add_argument(
+        "--slow-share",
+        type=float,
+        metavar="P",
+        help="share of the episodes that take far longer: print the redundancy that a batch needs",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.set_defaults(run=run)
 
@@ -79,12 +100,19 @@ def run(args: argparse.Namespace) -> int:
     }
     result: dict[str, Any] = {"assumed": _assumed(args), "models": [_row(*item) for item in works.items()]}
     lines = [*result["assumed"], "", *_table(result["models"])]
+    redundancy = _redundancy(args)
     if args.gpus is not None:
         ((_, work),) = works.items()
         split = best_split(work, args.gpus, args.gpu_gib, times)
         commands = _commands(work, split)
         result |= {"split": dataclasses.asdict(split), "commands": commands}
         lines += ["", *_split_lines(work, split, args.gpus, args.gpu_gib), "", *commands]
+        if times is not None:
+            result["asynchrony"] = by_alpha = _by_alpha(work, args.gpus, args.gpu_gib, times)
+            lines += ["", *_alpha_lines(by_alpha)]
+    if redundancy is not None:
+        result["redundancy"] = dataclasses.asdict(redundancy)
+        lines += ["", *_redundancy_lines(args, redundancy)]
     if args.json is not None:
         try:
             args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -202,6 +230,41 @@ def _commands(work: Workload, split: Split) -> list[str]:
     ]
     urls = _join(f"http://127.0.0.1:{8001 + number}" for number in range(split.engines))
     return [*servers, f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_url {urls}"]
+
+
+def _by_alpha(work: Workload, gpus: int, gpu_gib: float, times: StepTimes) -> list[dict[str, Any]]:
+    rows = []
+    for alpha in sorted({*_ALPHAS, times.asynchrony}):
+        split = best_split(work, gpus, gpu_gib, dataclasses.replace(times, asynchrony=alpha))
+        rows.append({"asynchrony": alpha, "trainer_gpus": split.trainer_gpus, "step_s": split.step_s})
+    return rows
+
+
+def _alpha_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    least = min(row["step_s"] for row in rows)
+    enough = next(row["asynchrony"] for row in rows if row["step_s"] <= _NEAR * least)
+    lines = ["| asynchrony (alpha) | GPUs that train | a step takes at most, s |", "|---|---|---|"]
+    for row in rows:
+        name = f"{row['asynchrony']:g}" + ("" if row["asynchrony"] else ", in turns")
+        lines.append(f"| {name} | {row['trainer_gpus']} | {row['step_s']:,.0f} |")
+    return [*lines, "", f"least alpha within {_NEAR - 1:.0%} of the shortest: --asynchrony {enough:g}"]
+
+
+def _redundancy(args: argparse.Namespace) -> Redundancy | None:
+    if args.slow_share is None:
+        return None
+    return least_redundancy(batch=args.batch, size=args.group_size, slow_share=args.slow_share)
+
+
+def _redundancy_lines(args: argparse.Namespace, found: Redundancy) -> list[str]:
+    groups = args.batch // args.group_size
+    without = ready_share(groups=groups, size=args.group_size, slow_share=args.slow_share)
+    return [
+        f"{without:.1%} of the batches of {groups} x {args.group_size} need no slow episode, and "
+        f"{found.ready_share:.1%} with",
+        f"--group_size {args.group_size} --redundant_groups {found.groups} --redundant_members {found.members}",
+        f"which starts {found.cost:.2f} times the episodes and cancels the surplus (slow ones independent of each other)",
+    ]
 
 
 def _join(texts: Iterable[str] | Sequence[str]) -> str:

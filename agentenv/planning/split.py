@@ -3,7 +3,8 @@
 * Memory decides which splits there are: the trainer's states are shared out by FSDP2, an engine is spread over 1, 2, 4
   or 8 GPUs (tensor parallel) and there are as many engines as fit in the rest.
 * Proposition 2 of ROLL Flash decides among them, where times are known: a step takes at most
-  max(N mu / engine GPUs + L / alpha, E N mu_t / trainer GPUs). Its optimum over real shares is
+  max(N mu / engine GPUs + L / alpha, E N mu_t / trainer GPUs), and with alpha 0, where the two sides take turns,
+  N mu / engine GPUs + L + E N mu_t / trainer GPUs. The optimum over real shares is
   :func:`agentenv.simulation.theory.best_share`; here it is searched among whole GPUs.
 * Without times the fewest GPUs train: agents' rollouts are the larger part of a step.
 
@@ -45,28 +46,32 @@ class StepTimes:
     longest_s: float = 0.0
     """L: the longest episode."""
     asynchrony: float = 1.0
-    """alpha."""
+    """alpha; 0 is synchronous."""
 
     def __post_init__(self) -> None:
         for option, value, least in (
             ("--rollout-s", self.rollout_s, 0.0),
             ("--train-s", self.train_s, 0.0),
             ("--batch", self.batch, 0.0),
-            ("--asynchrony", self.asynchrony, 0.0),
         ):
             if not least < value < float("inf"):
                 raise UsageError(f"{option} is {value}, must be above 0")
         if not 0.0 <= self.longest_s < float("inf"):
             raise UsageError(f"--longest-s is {self.longest_s}, must be 0 or more")
+        if not 0.0 <= self.asynchrony < float("inf"):
+            raise UsageError(f"--asynchrony is {self.asynchrony}, must be 0 or more")
 
     def step_s(self, engine_gpus: int, trainer_gpus: int) -> float:
         """Most that a step takes."""
-        rollout = self.batch * self.rollout_s / engine_gpus + self.longest_s / self.asynchrony
-        return max(rollout, self.batch * self.train_s / trainer_gpus)
+        rollout = self.batch * self.rollout_s / engine_gpus
+        train = self.batch * self.train_s / trainer_gpus
+        if not self.asynchrony:
+            return rollout + self.longest_s + train
+        return max(rollout + self.longest_s / self.asynchrony, train)
 
     def shared_step_s(self) -> float:
         """The same where one GPU does both; the two are thought to slow each other by as much as each works."""
-        return self.batch * (self.rollout_s + self.train_s) + self.longest_s / self.asynchrony
+        return self.batch * (self.rollout_s + self.train_s) + self.longest_s / (self.asynchrony or 1.0)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_what_does_not_fit_says_how_much_it_is() -> None:
         ({"train_s": float("nan")}, "--train-s is nan"),
         ({"batch": 0}, "--batch is 0"),
         ({"longest_s": -1.0}, "--longest-s is -1.0"),
-        ({"asynchrony": 0.0}, "--asynchrony is 0.0"),
+        ({"asynchrony": -1.0}, "--asynchrony is -1.0"),
     ],
 )
 def test_times_out_of_range_are_named(options: dict[str, Any], named: str) -> None:
@@ -75,3 +75,8 @@ def test_a_machine_that_is_none_is_named() -> None:
     for gpus, gib in ((0, 80.0), (1, 0.0), (1, float("inf"))):
         with pytest.raises(UsageError, match="--gpu"):
             splits(_work("0.5B"), gpus, gib)
+
+
+def test_with_an_asynchrony_of_0_rollout_and_training_take_turns() -> None:
+    times = StepTimes(rollout_s=90.0, train_s=30.0, batch=32, longest_s=200.0, asynchrony=0.0)
+    assert times.step_s(engine_gpus=6, trainer_gpus=2) == 32 * 90 / 6 + 200 + 32 * 30 / 2
