@@ -82,6 +82,11 @@ check: install ## Lint, format, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+.PHONY: docs
+docs: install ## Build the documentation into site/
+	$(PIP) install -qq --no-compile -c constraints.txt mkdocs-material
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
+
 .PHONY: format
 format: install ## Mend what ruff can mend
 	$(BIN)/ruff check --fix .

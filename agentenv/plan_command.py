@@ -263,7 +263,8 @@ def _redundancy_lines(args: argparse.Namespace, found: Redundancy) -> list[str]:
         f"{without:.1%} of the batches of {groups} x {args.group_size} need no slow episode, and "
         f"{found.ready_share:.1%} with",
         f"--group_size {args.group_size} --redundant_groups {found.groups} --redundant_members {found.members}",
-        f"which starts {found.cost:.2f} times the episodes and cancels the surplus (slow ones independent of each other)",
+        f"which starts {found.cost:.2f} times the episodes and cancels the surplus; that slow ones are independent of "
+        "each other is assumed",
     ]
 
 
