@@ -228,9 +228,10 @@ def train(parsed: Parsed[OnlineArguments, SAOConfig], parts: Parts) -> int:
     """One policy by one method; returns the exit code."""
     config, policy = parsed.config, parts.policy
     engines = parsed.arguments.open_engines(policy, config, parsed.chosen)
+    trace = parsed.arguments.new_trace()
     controller = JudgedRollouts(
         parts.train_env,
-        LLMProxy(engines),
+        LLMProxy(engines, trace=trace),
         policy.tokenizer,
         config.rollout_config(),
         seed=config.seed,
@@ -242,6 +243,7 @@ def train(parsed: Parsed[OnlineArguments, SAOConfig], parts: Parts) -> int:
         controller,
         eval_env=parts.eval_env,
         eval_tasks="Questions that training never asks, judged by what is wanted at that time.",
+        trace=trace,
     ) as experiment:
         trainer = SAOTrainer(
             policy.model,

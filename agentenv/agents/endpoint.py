@@ -28,6 +28,7 @@ from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, UsageE
 from agentenv.inference.protocol import GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
 from agentenv.inference.tool_calls import Answer, ToolFormat
+from agentenv.trace import Track
 
 __all__ = ["AgentEndpoint", "Completion", "EpisodeSettings", "OpenEpisode"]
 
@@ -90,6 +91,11 @@ class OpenEpisode:
         """Called once when it fails."""
         self.in_flight: dict[str, asyncio.Task[Completion]] = {}
         self.engine_ids: set[str] = set()
+        self.track: Track | None = None
+        """Where a trace has its turns, as one span where several are sampled at once; None: nowhere."""
+        self.sampling = 0
+        """Turns being sampled."""
+        self.sampling_since = 0.0
 
     def fail(self, error: AgentEnvError) -> None:
         """It is no sample."""
@@ -321,6 +327,9 @@ class AgentEndpoint:
         deadline = loop.time() + settings.generate_timeout_s
         if settings.deadline is not None:
             deadline = min(deadline, settings.deadline)
+        if not episode.sampling:
+            episode.sampling_since = loop.time()
+        episode.sampling += 1
         try:
             generation = await self._proxy.generate(
                 GenerationRequest(
@@ -346,6 +355,10 @@ class AgentEndpoint:
         except AgentEnvError as error:
             episode.fail(error)
             raise RefusedRequestError(503, "the inference engine failed", code="engine_failed") from error
+        finally:
+            episode.sampling -= 1
+            if not episode.sampling and episode.track is not None:
+                self._proxy.trace.span(episode.track, "generate", episode.sampling_since, loop.time())
         if generation.finish_reason == "abort":
             episode.aborted_tokens += len(generation.token_ids)
             episode.fail(EnvError(f"request {request_id!r} was aborted from outside"))

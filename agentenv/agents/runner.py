@@ -37,6 +37,7 @@ from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.workers.call_thread import CallThread
 from agentenv.rollout.workers.wire import json_able
+from agentenv.trace import slot_track
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class AgentSlot:
             affinity="" if config.prompt_replication else group_id,
         )
         episode = self._episode = endpoint.open(settings, episode_id)
+        episode.track = slot_track(self.name)
+        began = loop.time()
         call = AgentCall(
             seed=task_seed,
             base_url=f"{url}/episodes/{episode_id}/v1",
@@ -229,6 +232,7 @@ class AgentSlot:
         finally:
             call.cancelled.set()
             await endpoint.close(episode)
+            self._proxy.trace.span(episode.track, "program", began, loop.time())
         truncated = outcome.truncated
         reason = "terminated" if not truncated else episode.exhausted or "truncated"
         info = json_able(outcome.info)

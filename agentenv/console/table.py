@@ -56,6 +56,11 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command(
             "proxy", "agentenv.proxy_command:add_parser", "serve a model to agent programs, record episodes"
         ),
+        Command(
+            "timeline",
+            "agentenv.timeline.command:add_parser",
+            "show who was busy when in runs that wrote a trace",
+        ),
     ),
     "machines": (
         Command(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.errors import AgentEnvError, EpisodeTimeoutError, ModelError, UsageError
 from agentenv.inference.protocol import Engine, Generation, GenerationRequest
 from agentenv.inference.routing import Router
+from agentenv.trace import NO_TRACE, Trace, engine_track
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,15 +42,19 @@ class LLMProxy:
 
     Args:
         engines: at least one. The proxy owns them: :meth:`close` closes them.
+        trace: of the run, for the engines and for whatever plays with them.
 
     Raises:
         UsageError: no engine.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], *, trace: Trace = NO_TRACE) -> None:
         if not engines:
             raise UsageError("LLMProxy needs at least one engine, got none")
         self._engines = list(engines)
+        self.trace = trace
+        self._traced_until = [0.0] * len(self._engines)
+        """Up to when the trace has each engine's busy time."""
         self._router = Router(len(self._engines))
         self._serving: dict[str, int] = {}
         """Engine of each request in flight."""
@@ -136,7 +141,10 @@ class LLMProxy:
                 raise _missed(request)
             return generation
         finally:
-            self._router.end(index, time())
+            now = time()
+            self._router.end(index, now)
+            if not self._router.is_busy(index):
+                self._trace_busy(index, now)
             del self._serving[request.request_id]
             self._to_restart.discard(request.request_id)
             self._aborted.discard(request.request_id)
@@ -211,6 +219,11 @@ class LLMProxy:
         Raises:
             ModelError, UsageError: as the engines raise.
         """
+        # A span of an engine's work ends with the weights that did it.
+        now = asyncio.get_running_loop().time()
+        for index in range(len(self._engines)):
+            if self._router.is_busy(index):
+                self._trace_busy(index, now)
         if not restart_turns:
             await asyncio.gather(*(self._update(engine, weights, version) for engine in self._engines))
             return
@@ -259,6 +272,11 @@ class LLMProxy:
                 return generation
             self._to_restart.discard(request.request_id)
             self.restarted_tokens += len(generation.token_ids)
+
+    def _trace_busy(self, index: int, now: float) -> None:
+        since = max(self._router.busy_since(index), self._traced_until[index])
+        self.trace.span(engine_track(index), "busy", since, now, version=self._engines[index].version)
+        self._traced_until[index] = now
 
     async def _update(self, engine: Engine, weights: Mapping[str, Tensor], version: int) -> None:
         if self._suspended or getattr(engine, "updates_while_running", False):

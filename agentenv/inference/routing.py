@@ -51,6 +51,14 @@ class Router:
         if not self._load[index]:
             self._busy_s[index] += now - self._busy_since[index]
 
+    def is_busy(self, index: int) -> bool:
+        """The engine has a request."""
+        return self._load[index] > 0
+
+    def busy_since(self, index: int) -> float:
+        """Since when the engine has had requests without a pause, or had when it had one last."""
+        return self._busy_since[index]
+
     def release(self, episode_id: str) -> int | None:
         """The episode is over; returns the engine that it lived with."""
         home = self._home.pop(episode_id, None)

@@ -4,6 +4,7 @@
     metrics.jsonl       one line a training step
     trajectories.jsonl  episodes as readable text: phase before, train or after
     tokens/             log-probs, advantages and so on for each token of some episodes; see token_records.py
+    trace.json          with --trace: what happened when; trace-2.json of the first resumed run, and so on
     summary.json        the result
     report.html         the same for a person
     checkpoints/        what --resume starts from
@@ -21,9 +22,10 @@ Invariants:
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -178,6 +180,10 @@ class RunDirectory:
         """Replace summary.json."""
         write_json(self.summary_path, summary)
 
+    def new_trace_path(self) -> Path:
+        """A file for a trace, as no run before had one: each has a clock of its own."""
+        return next(path for path in trace_paths(self.path) if not path.exists())
+
     def save_record(self) -> None:
         """Replace run.json by :attr:`record`."""
         write_json(self.path / "run.json", self.record)
@@ -185,6 +191,12 @@ class RunDirectory:
     def close(self) -> None:
         """Release the lock; may be called again."""
         self._lock.close()
+
+
+def trace_paths(run: Path) -> Iterator[Path]:
+    """Where the traces of a run and of those that resumed it are, in their order; without end."""
+    yield run / "trace.json"
+    yield from (run / f"trace-{number}.json" for number in itertools.count(2))
 
 
 def episode_record(phase: str, step: int, trajectory: Trajectory) -> dict[str, Any]:

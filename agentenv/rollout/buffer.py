@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.errors import RolloutError
 from agentenv.rollout.config import RolloutConfig
@@ -30,6 +30,8 @@ from agentenv.rollout.ledger import Ledger
 from agentenv.trajectory import Trajectory
 
 GroupFilter = Callable[[list[Trajectory]], bool]
+Discard = Literal["failed", "cancelled", "discarded"]
+"""How an episode came to nothing: without an end of its own, given up while it ran, or given up when it had ended."""
 
 
 class SampleBuffer:
@@ -74,6 +76,8 @@ class SampleBuffer:
         self.discarded: Counter[str] = Counter()
         self.discarded_tokens: Counter[str] = Counter()
         """Tokens sampled in discarded episodes, by reason."""
+        self.on_discard: Callable[[str, Discard, str], None] | None = None
+        """Called with id, kind and reason of every episode that is discarded."""
 
     @property
     def running(self) -> int:
@@ -146,7 +150,7 @@ class SampleBuffer:
         self.produced += 1
         self._running -= 1
         if reason is not None:
-            self._count_discarded(reason, trajectory.num_action_tokens)
+            self._count_discarded(ticket.episode_id, "cancelled", reason, trajectory.num_action_tokens)
             return
         group = self._groups[ticket.group_id]
         del group.running[ticket.episode_id]
@@ -169,7 +173,10 @@ class SampleBuffer:
         doomed = self._doomed.pop(ticket.episode_id, None)
         self.produced += 1
         self._running -= 1
-        self._count_discarded(doomed or reason, tokens)
+        is_failure = doomed is None and reason not in ("cancelled", "stopped")
+        self._count_discarded(
+            ticket.episode_id, "failed" if is_failure else "cancelled", doomed or reason, tokens
+        )
         if doomed is None:
             group = self._groups[ticket.group_id]
             del group.running[ticket.episode_id]
@@ -381,7 +388,7 @@ class SampleBuffer:
     def _discard_finished(self, trajectories: list[Trajectory], reason: str) -> None:
         self.buffered -= len(trajectories)
         for trajectory in trajectories:
-            self._count_discarded(reason, trajectory.num_action_tokens)
+            self._count_discarded(trajectory.episode_id, "discarded", reason, trajectory.num_action_tokens)
 
     def _doom(self, group: Group, tickets: list[EpisodeTicket], reason: str) -> None:
         for ticket in tickets:
@@ -389,9 +396,11 @@ class SampleBuffer:
             self._doomed[ticket.episode_id] = reason
         self._to_cancel += tickets
 
-    def _count_discarded(self, reason: str, tokens: int) -> None:
+    def _count_discarded(self, episode_id: str, kind: Discard, reason: str, tokens: int) -> None:
         self.discarded[reason] += 1
         self.discarded_tokens[reason] += tokens
+        if self.on_discard is not None:
+            self.on_discard(episode_id, kind, reason)
 
     def _update(self, group: Group) -> None:
         """Bring the indices up to date after a change of the group."""

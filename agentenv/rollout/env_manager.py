@@ -26,6 +26,7 @@ from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.workers import EnvFn, EnvWorker, make_worker, worker_kind
 from agentenv.rollout.workers.wire import json_able
+from agentenv.trace import slot_track
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class _Episode:
     deadline: float
     conversation: Conversation
     stage: str = "reset"
+    stage_began: float = 0.0
+    is_in_stage: bool = False
     turns: int = 0
     rewards: list[float] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +94,7 @@ class EnvManager:
         self._turn_sampling = self._sampling_with(self._sampling.max_tokens)
         self._policy = policy or FailurePolicy(config)
         self._barrier = barrier
+        self._trace, self._track = proxy.trace, slot_track(name)
         self._kind = worker_kind(env_fn, config.worker)
         self.workers_made = 0
         """Workers of the slot so far, the present one included; all but the first replaced one that failed."""
@@ -147,6 +151,8 @@ class EnvManager:
                 self._rebuild()
             raise EpisodeFailedError(episode.stage, error) from error
         finally:
+            if episode.is_in_stage:
+                self._end_stage(episode)
             if self._barrier is not None:
                 self._barrier.leave()
             await self._proxy.release(episode_id)
@@ -220,7 +226,7 @@ class EnvManager:
     async def _reset(self, episode: _Episode) -> None:
         """Reset, again after a pause where it fails, and begin the conversation."""
         loop = asyncio.get_running_loop()
-        before = loop.time()
+        began = self._begin_stage(episode, "reset")
         attempt = 0
         while True:
             try:
@@ -236,7 +242,7 @@ class EnvManager:
                 self._rebuild()
                 await asyncio.sleep(pause_s)
                 attempt += 1
-        episode.seconds["reset"] = loop.time() - before
+        episode.seconds["reset"] = self._end_stage(episode) - began
         episode.info.update(json_able(info))
         system = self._config.system_prompt
         opening = [{"role": "system", "content": system}] if system else []
@@ -252,18 +258,15 @@ class EnvManager:
         config, conversation, time = self._config, episode.conversation, asyncio.get_running_loop().time
         max_turns = config.max_turns or self._worker.max_turns or _DEFAULT_MAX_TURNS
         while True:
-            before = time()
-            episode.stage = "generate"
-            action = await self._generate(episode, min(before + config.generate_timeout_s, episode.deadline))
+            action = await self._generate(episode)
             episode.turns += 1
-            between = time()
-            episode.seconds["generate"] += between - before
+            before = time()
             await self._arrive(episode)
-            episode.stage = "step"
+            began = self._begin_stage(episode, "step")
             observation, reward, terminated, truncated, info = await self._worker.step(
-                action, min(time() + config.step_timeout_s, episode.deadline)
+                action, min(began + config.step_timeout_s, episode.deadline)
             )
-            episode.seconds["step"] += time() - between
+            episode.seconds["step"] += self._end_stage(episode) - before
             await self._arrive(episode)
             episode.rewards.append(reward)
             if info:
@@ -284,8 +287,9 @@ class EnvManager:
             if time() >= episode.deadline:
                 raise self._ran_out(episode)
 
-    async def _generate(self, episode: _Episode, deadline: float) -> str:
+    async def _generate(self, episode: _Episode) -> str:
         """One turn of the policy; returns its text."""
+        began = self._begin_stage(episode, "generate")
         conversation = episode.conversation
         room = self._config.max_tokens_per_episode - conversation.num_tokens
         sampling = (
@@ -298,13 +302,14 @@ class EnvManager:
                 sampling=sampling,
                 episode_id=episode.episode_id,
                 affinity="" if self._config.prompt_replication else episode.group_id,
-                deadline=deadline,
+                deadline=min(began + self._config.generate_timeout_s, episode.deadline),
                 seed=_mix(episode.sampling_seed, episode.turns),
             )
         )
         action = conversation.add_action(
             generation.token_ids, generation.logprobs, generation.policy_versions
         )
+        episode.seconds["generate"] += self._end_stage(episode, tokens=len(generation.token_ids)) - began
         if generation.finish_reason == "abort":
             raise EnvError(f"turn {episode.turns} of episode {episode.episode_id!r} was aborted from outside")
         return action
@@ -312,11 +317,28 @@ class EnvManager:
     async def _arrive(self, episode: _Episode) -> None:
         if self._barrier is None:
             return
+        time = asyncio.get_running_loop().time
+        before = time()
         try:
             async with asyncio.timeout_at(episode.deadline):
                 await self._barrier.arrive()
         except TimeoutError as error:
             raise self._ran_out(episode) from error
+        finally:
+            self._trace.span(self._track, "barrier", before, time())
+
+    def _begin_stage(self, episode: _Episode, stage: str) -> float:
+        """The episode is in this stage from now on; returns the time."""
+        episode.stage, episode.is_in_stage = stage, True
+        episode.stage_began = now = asyncio.get_running_loop().time()
+        return now
+
+    def _end_stage(self, episode: _Episode, **arguments: int) -> float:
+        """The stage is over, however it ended; returns the time."""
+        now = asyncio.get_running_loop().time()
+        episode.is_in_stage = False
+        self._trace.span(self._track, episode.stage, episode.stage_began, now, **arguments)
+        return now
 
     def _ran_out(self, episode: _Episode) -> EpisodeTimeoutError:
         return EpisodeTimeoutError(

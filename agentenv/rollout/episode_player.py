@@ -29,6 +29,7 @@ from agentenv.rollout.metrics import StepMetrics
 from agentenv.rollout.rewards import RewardPool
 from agentenv.rollout.run_state import RunState
 from agentenv.rollout.slot import EpisodeSlot
+from agentenv.trace import DISCARDED, slot_track
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,12 @@ class EpisodePlayer:
         self._rewards = rewards
         self._metrics = metrics
         self._seed = seed
+        self._trace = proxy.trace
+        self._counted = (0, 0)
+        """Running and buffered episodes as the trace has them."""
+        buffer.on_discard = lambda episode_id, kind, reason: self._trace.instant(
+            DISCARDED, kind, episode=episode_id, reason=reason
+        )
         self._idle: deque[EpisodeSlot] = deque()
         self._failed_in_a_row: dict[EpisodeSlot, int] = {}
         self._playing: dict[str, tuple[asyncio.Task[Trajectory], EpisodeSlot]] = {}
@@ -108,6 +115,7 @@ class EpisodePlayer:
     def fill(self) -> None:
         """Give idle slots the episodes that may start now."""
         self._hand_out()
+        self._count()
         if self._config.deterministic and len(self._playing) != self._expected:
             # The engine hears of it before it gets a request of an episode that was begun here.
             self._expected = len(self._playing)
@@ -141,6 +149,12 @@ class EpisodePlayer:
         self._metrics.observe(now, playing=len(self._playing), buffered=self._buffer.buffered)
         self._run.wake()
 
+    def _count(self) -> None:
+        counted = (len(self._playing), self._buffer.buffered)
+        if counted != self._counted:
+            self._counted = counted
+            self._trace.counter("environments", running=counted[0], buffered=counted[1])
+
     def _begin(self, ticket: EpisodeTicket, manager: EpisodeSlot) -> None:
         now = asyncio.get_running_loop().time()
         self._metrics.group_started(ticket.group_id, now)
@@ -160,6 +174,16 @@ class EpisodePlayer:
     def _ended(self, ticket: EpisodeTicket, started: float, task: asyncio.Task[Trajectory]) -> None:
         """An episode's task is done: book it and find the next one for its slot."""
         _, manager = self._playing.pop(ticket.episode_id)
+        now = asyncio.get_running_loop().time()
+        self._trace.span(
+            slot_track(manager.name),
+            "episode",
+            started,
+            now,
+            episode=ticket.episode_id,
+            task_seed=ticket.task_seed,
+            version=ticket.start_version,
+        )
         was_doomed = self._buffer.is_doomed(ticket)
         if not task.cancelled() and task.exception() is None and self._rewards is not None and not was_doomed:
             self._unrewarded.append((ticket, task.result(), manager.name))
@@ -264,11 +288,14 @@ class EpisodePlayer:
         self.fill()
 
     async def _settle(self, manager: EpisodeSlot) -> None:
+        time = asyncio.get_running_loop().time
+        before = time()
         self.num_settling += 1
         try:
             await manager.settle()
         finally:
             self.num_settling -= 1
+            self._trace.span(slot_track(manager.name), "settle", before, time())
         self._idle.append(manager)
         self.fill()
 

@@ -18,6 +18,7 @@ from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.failures import EpisodeFailedError
 from agentenv.rollout.rewards import RewardPool
 from agentenv.rollout.slot import EpisodeSlot
+from agentenv.trace import DISCARDED, slot_track
 from agentenv.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ async def evaluate(
         for index, seed in remaining:
             episode_id = f"{name}-{index}"
             version = proxy.version
+            time = asyncio.get_running_loop().time
+            started = time()
             try:
                 trajectory = await manager.run_episode(
                     episode_id=episode_id,
@@ -72,6 +75,12 @@ async def evaluate(
                     raise RolloutError(f"an inference engine died: {proxy.error!r}") from proxy.error
                 logger.warning("evaluation episode %s (task seed %d) failed: %s", episode_id, seed, failure)
                 trajectory = _failed(episode_id, seed, version, failure)
+                proxy.trace.instant(DISCARDED, "failed", episode=episode_id, reason=failure.reason)
+            finally:
+                track = slot_track(manager.name)
+                proxy.trace.span(
+                    track, "episode", started, time(), episode=episode_id, task_seed=seed, version=version
+                )
             results[index] = trajectory
             if on_result is not None:
                 on_result(trajectory)

@@ -22,6 +22,7 @@ from agentenv.rollout.failures import EpisodeFailedError
 from agentenv.rollout.workers.call_thread import CallThread
 from agentenv.rollout.workers.contract import is_cancelled
 from agentenv.rollout.workers.wire import json_able
+from agentenv.trace import NO_TRACE, Trace, Track
 from agentenv.trajectory import Trajectory
 
 Reward = float | tuple[float, dict[str, Any]]
@@ -35,13 +36,19 @@ class RewardPool:
     Args:
         reward_fn: see :data:`RewardFn`.
         config: ``reward_timeout_s`` and ``num_reward_workers``.
+        trace: of the run.
     """
 
-    def __init__(self, reward_fn: RewardFn, config: RolloutConfig) -> None:
+    def __init__(self, reward_fn: RewardFn, config: RolloutConfig, *, trace: Trace = NO_TRACE) -> None:
         self._reward_fn = reward_fn
         self._is_async = inspect.iscoroutinefunction(reward_fn)
         self._timeout_s = config.reward_timeout_s
         self._places = asyncio.Semaphore(config.num_reward_workers)
+        self._trace = trace
+        self._free_tracks = [
+            Track("rewards", f"reward {n}") for n in reversed(range(config.num_reward_workers))
+        ]
+        """Of the places that compute none."""
         self._threads: list[CallThread] = []
         """Those without a call."""
         self._names = itertools.count()
@@ -54,12 +61,15 @@ class RewardPool:
         """
         async with self._places:
             loop = asyncio.get_running_loop()
-            started = loop.time()
+            started, track = loop.time(), self._free_tracks.pop()
             try:
                 value = await self._within(trajectory, started + self._timeout_s)
                 reward, info = _checked(value)
             except AgentEnvError as error:
                 raise EpisodeFailedError("reward", error) from error
+            finally:
+                self._trace.span(track, "reward", started, loop.time(), episode=trajectory.episode_id)
+                self._free_tracks.append(track)
             timing = {
                 **trajectory.info.get("timing_s", {}),
                 "reward": round(loop.time() - started, 6),

@@ -35,6 +35,7 @@ from agentenv.rollout.metrics import StepMetrics
 from agentenv.rollout.rewards import RewardFn, RewardPool
 from agentenv.rollout.run_state import RunState
 from agentenv.rollout.slot import EpisodeSource, make_slot
+from agentenv.trace import WEIGHTS
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class EpisodeScheduler:
         self._run.on_death.append(self._end_evaluations)
         self._buffer = SampleBuffer(config, ledger, keep_group=keep_group)
         self._failures = FailurePolicy(config)
-        self._rewards = RewardPool(reward_fn, config) if reward_fn is not None else None
+        self._rewards = RewardPool(reward_fn, config, trace=proxy.trace) if reward_fn is not None else None
         self._metrics = StepMetrics(config, num_engines=proxy.num_engines)
         barrier = TurnBarrier() if config.mode == "batch" else None
         self._managers = [
@@ -166,6 +167,8 @@ class EpisodeScheduler:
             player.is_awaited = False
         player.next_step = step + 1
         player.after_change()
+        ages = [step - trajectory.start_version for trajectory in batch]
+        self._proxy.trace.counter("staleness", mean=sum(ages) / max(len(ages), 1), max=max(ages, default=0))
         self._metrics.close(
             batch,
             self._buffer,
@@ -213,6 +216,7 @@ class EpisodeScheduler:
         self._player.version = version
         self._player.next_step = max(self._player.next_step, version)
         self._metrics.sync_s += loop.time() - started
+        self._proxy.trace.span(WEIGHTS, "weight sync", started, loop.time(), version=version)
         self._player.fill()
 
     async def evaluate(

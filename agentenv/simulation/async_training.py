@@ -35,6 +35,7 @@ from agentenv.simulation.workload import Constant, Gaussian, LogNormal, Workload
 ALPHAS = (1, 2, 4, 8)
 WORKERS, MODEL = 8, DecodeModel(base_s=0.02, knee=64)
 BATCH_SIZE, GROUP_SIZE = 256, 8
+TRACED_STEPS = 6
 STEPS, WARM_UP = 14, 2
 """Steps of a run; the first ones, in which an asynchronous run fills its buffer, do not count."""
 
@@ -165,6 +166,11 @@ def _step_s(outcome: Outcome) -> float:
 def _simulate(
     mode: str, alpha: int, engines: int, workload: Workload, train_s: float, seed: int, steps: int
 ) -> Outcome:
+    run = _run(mode, alpha, engines, workload, train_s, steps)
+    return simulate(run, seed=seed, keep_batches=mode == "sync")
+
+
+def _run(mode: str, alpha: int, engines: int, workload: Workload, train_s: float, steps: int) -> Run:
     config = rollout_config(
         batch_size=BATCH_SIZE,
         group_size=GROUP_SIZE,
@@ -174,8 +180,19 @@ def _simulate(
         # Beyond the last step, too: a run that plays out its end would have less to do in its last steps.
         num_steps=steps + alpha,
     )
-    run = Run(config, workload, engines=(MODEL,) * engines, steps=steps, train_s=train_s)
-    return simulate(run, seed=seed, keep_batches=mode == "sync")
+    return Run(config, workload, engines=(MODEL,) * engines, steps=steps, train_s=train_s)
+
+
+def _traced_runs() -> dict[str, Run]:
+    """Agents, synchronous and with the first alphas, the stated share of workers training."""
+    kind = KINDS["agents"]
+    training = kind.training[0]
+    runs = {"sync": _run("sync", 0, WORKERS, kind.workload, kind.train_s / WORKERS, TRACED_STEPS)}
+    for alpha in ALPHAS[:2]:
+        runs[f"alpha-{alpha}"] = _run(
+            "async", alpha, WORKERS - training, kind.workload, kind.train_s / training, TRACED_STEPS
+        )
+    return runs
 
 
 FIGURE = Figure(
@@ -198,4 +215,5 @@ FIGURE = Figure(
     measure=measure,
     summarise=summarise,
     draw=draw,
+    runs=_traced_runs(),
 )

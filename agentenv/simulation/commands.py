@@ -10,22 +10,20 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import MissingExtraError, UsageError
+from agentenv.errors import UsageError
 from agentenv.report.bars import print_bars
+from agentenv.report.output_files import check_can_plot, check_writable, save_plot
 from agentenv.report.progress import Progress
 from agentenv.report.run_directory import write_json
 from agentenv.simulation import figures
+from agentenv.simulation.experiment import simulate
 from agentenv.simulation.figure import Figure, Summary
 from agentenv.simulation.measuring import measure_all
-
-_PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,6 +39,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     parser.add_argument("--seeds", type=int, metavar="N", help="repetitions (default: the figure's own)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per CPU)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FOLDER",
+        help="instead: write traces of runs that show what it is about",
+    )
     parser.set_defaults(run=run)
 
 
@@ -60,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
     for option, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value < 1:
             raise UsageError(f"{option} is {value}, must be at least 1")
-    _check_writable("--json", args.json)
-    _check_writable("--plot", args.plot)
-    if args.plot is not None:
-        _check_can_plot(args.plot)
+    check_writable("--json", args.json)
+    check_can_plot("--plot", args.plot)
+    if args.trace is not None:
+        return _trace(figure, args.trace)
     with Progress() as progress:
         progress.stage(f"simulating {figure.name}", unit="run", total=seeds * len(figure.cases))
         results = measure_all(figure, seeds=seeds, jobs=jobs, on_done=progress.update)
@@ -108,40 +112,28 @@ def _print(figure: Figure, seeds: int, summary: Summary) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _check_writable(option: str, path: Path | None) -> None:
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a directory")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: no such directory: {path.parent}")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UsageError(f"{option} {path}: can't be written: {error.strerror or error}") from error
-
-
-def _check_can_plot(path: Path) -> None:
-    if path.suffix.lower() not in _PLOT_SUFFIXES:
-        raise UsageError(f"--plot {path}: must end in one of {', '.join(_PLOT_SUFFIXES)}")
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot") from error
-
-
 def _plot(figure: Figure, summary: Summary, path: Path) -> None:
     from matplotlib.figure import Figure as Canvas
 
     canvas = Canvas(figsize=(8.0, 4.5), layout="constrained")
     figure.draw(summary, canvas)
     canvas.suptitle(figure.title, fontsize=10)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    try:
-        canvas.savefig(name, dpi=150)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    save_plot(canvas, path)
+
+
+def _trace(figure: Figure, folder: Path) -> int:
+    """Play the figure's exemplary runs once and write their traces, a folder each."""
+    if not figure.runs:
+        named = ", ".join(name for name in figures.NAMES if figures.load(name).runs)
+        raise UsageError(f"--trace: {figure.name} has no runs to be traced; there are some of {named}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--trace {folder}: exists already; must be a new or empty folder")
+    with Progress() as progress:
+        progress.stage(f"tracing {figure.name}", unit="run", total=len(figure.runs))
+        for number, (name, run) in enumerate(figure.runs.items(), 1):
+            place = folder / name
+            place.mkdir(parents=True)
+            simulate(run, seed=0, trace_path=place / "trace.json")
+            progress.update(number)
+            sys.stdout.write(f"{place / 'trace.json'}\n")
+    return 0

@@ -10,6 +10,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from agentenv.inference.proxy import LLMProxy
@@ -18,6 +19,7 @@ from agentenv.simulation.clock import VirtualLoop
 from agentenv.simulation.engine import DecodeModel, SimulatedEngine
 from agentenv.simulation.environment import SimulatedEnv, SimulatedTasks, SimulatedTokenizer
 from agentenv.simulation.workload import Workload
+from agentenv.trace import TRAINER, ChromeTrace, NoTrace, timed
 from agentenv.trajectory import Trajectory
 
 _NEVER_S = 1e9
@@ -84,22 +86,29 @@ def rollout_config(**settings: Any) -> RolloutConfig:
     )
 
 
-def simulate(run: Run, *, seed: int = 0, keep_batches: bool = False) -> Outcome:
+def simulate(
+    run: Run, *, seed: int = 0, keep_batches: bool = False, trace_path: Path | None = None
+) -> Outcome:
     """Play all steps of a run.
 
     Args:
         run: what is simulated.
         seed: of tasks and workload; two runs with one seed meet the same tasks in the same order.
         keep_batches: return the trajectories, too.
+        trace_path: where to write a trace, in virtual time; None: nowhere.
 
     Raises:
+        OSError: the trace can't be written.
         RolloutError: the run is deadlocked, or what the controller raises.
     """
     runner = VirtualLoop()
+    trace = NoTrace() if trace_path is None else ChromeTrace(clock=lambda: runner.now)
+    if trace_path is not None:
+        trace.open(trace_path)
     options: dict[str, Any] = {} if run.reward_s is None else {"reward_fn": _reward_after(run.reward_s)}
     controller = AsyncController(
         functools.partial(SimulatedEnv, SimulatedTasks(replace(run.workload, seed=seed))),
-        LLMProxy([SimulatedEngine(model) for model in run.engines]),
+        LLMProxy([SimulatedEngine(model) for model in run.engines], trace=trace),
         SimulatedTokenizer(),
         run.config,
         seed=seed,
@@ -110,18 +119,21 @@ def simulate(run: Run, *, seed: int = 0, keep_batches: bool = False) -> Outcome:
     with controller:
         for step in range(run.steps):
             began = runner.now
-            batch = controller.get_batch(step)
+            with timed(trace, TRAINER, "wait for batch", step=step + 1):
+                batch = controller.get_batch(step)
             outcome.wait_s.append(runner.now - began)
             if run.counts_at_consumption:
                 controller.sync_weights({}, step + 1)
             if run.train_s:
-                runner.call(asyncio.sleep(run.train_s))
+                with timed(trace, TRAINER, "policy update", step=step + 1):
+                    runner.call(asyncio.sleep(run.train_s))
             if not run.counts_at_consumption:
                 controller.sync_weights({}, step + 1)
             outcome.step_s.append(runner.now - began)
             if keep_batches:
                 outcome.batches.append(batch)
         outcome.counts, outcome.metrics = controller.counts(), controller.metrics()
+    trace.close()
     return outcome
 
 

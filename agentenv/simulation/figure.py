@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.report.bars import Bar
+from agentenv.simulation.experiment import Run
 
 Measurement = Mapping[str, float]
 Measurements = Mapping[str, Sequence[Measurement]]
@@ -135,6 +136,8 @@ class Figure:
     summarise: Callable[[Measurements], Summary]
     draw: Callable[[Summary, Any], None]
     """(summary, matplotlib Figure) -> the plot."""
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    """Runs that show what the figure is about, by name; ``agentenv simulate NAME --trace`` traces them."""
 
 
 def show(value: float) -> str:

@@ -33,6 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentenv.errors import RolloutError, UsageError
+from agentenv.trace import NO_TRACE, TRAINER, Trace, timed
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.batch_numbers import batch_numbers
@@ -111,6 +112,9 @@ class TrajectoryTrainer(GRPOTrainer):
         """The batch that is trained; this process's share of it."""
         self.batches_taken = 0
         """Number of the next batch, and version of the weights that it will start with."""
+        self.trace: Trace = NO_TRACE
+        """Where the spans of training go; may be set before :meth:`train`."""
+        self._update_began = 0.0
         self._sync_s = 0.0
         self._warned_of_long_rows = False
 
@@ -139,6 +143,7 @@ class TrajectoryTrainer(GRPOTrainer):
         self._warn_of_long_rows(int(batch.lengths.max()))
         self._record_batch(trajectories, waited)
         extra = self._score(batch, trajectories, share)
+        self._update_began = self.trace.now()
         columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
         attention = (columns < batch.lengths.unsqueeze(1)).long()
         sampled = batch.spread(batch.rollout_logprobs)[:, 1:]
@@ -201,7 +206,8 @@ class TrajectoryTrainer(GRPOTrainer):
     def _pull(self) -> list[Trajectory]:
         """The trajectories of this batch, the same list on every process."""
         step = self.batches_taken
-        trajectories = self._ask(lambda controller: controller.get_batch(step))
+        with timed(self.trace, TRAINER, "wait for batch", step=step + 1):
+            trajectories = self._ask(lambda controller: controller.get_batch(step))
         if not trajectories:
             raise RolloutError(f"the controller gave no trajectory for training step {step}")
         return trajectories
@@ -263,8 +269,9 @@ class TrajectoryTrainer(GRPOTrainer):
     def push_weights(self) -> None:
         """Give the engines the policy's weights, under the version of the next batch; called on all processes."""
         started = time.perf_counter()
-        weights = policy_weights(self.accelerator, self.model_wrapped) or {}
-        self._ask(lambda controller: controller.sync_weights(weights, self.batches_taken))
+        with timed(self.trace, TRAINER, "weight sync", version=self.batches_taken):
+            weights = policy_weights(self.accelerator, self.model_wrapped) or {}
+            self._ask(lambda controller: controller.sync_weights(weights, self.batches_taken))
         self._sync_s = time.perf_counter() - started
 
     # Checkpoints
@@ -296,9 +303,12 @@ class TrajectoryTrainer(GRPOTrainer):
         run_dir = Path(self._get_output_dir(trial=trial))
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         main = self.accelerator.is_main_process
-        with staged_checkpoint(
-            run_dir, name, is_main_process=main, wait=self.accelerator.wait_for_everyone
-        ) as staging:
+        with (
+            timed(self.trace, TRAINER, "checkpoint"),
+            staged_checkpoint(
+                run_dir, name, is_main_process=main, wait=self.accelerator.wait_for_everyone
+            ) as staging,
+        ):
             self._staging_dir = str(staging)
             try:
                 # TRL's own method would write a model card and look up the git commit first.
@@ -386,6 +396,9 @@ class TrajectoryTrainer(GRPOTrainer):
 
     def _end_step(self) -> None:
         """Called after every optimizer step."""
+        now = self.trace.now()
+        self.trace.span(TRAINER, "policy update", self._update_began, now, step=self.batches_taken)
+        self._update_began = now
         if self._step % (self.args.gradient_accumulation_steps * self.args.policy_updates) == 0:
             self.push_weights()
 

@@ -26,6 +26,7 @@ from trl.scripts.utils import TrlParser
 
 from agentenv.errors import UsageError
 from agentenv.report.run_directory import read_json
+from agentenv.trace import ChromeTrace, NoTrace
 from agentenv_trainers.processes import processes_of_run
 from agentenv_trainers.recipe.engines import EngineArguments
 from agentenv_trainers.recipe.lora import LoraArguments
@@ -58,6 +59,11 @@ class RecipeArguments(EngineArguments, LoraArguments):
         None,
         "Training episodes of a step that trajectories.jsonl keeps; unset: all. Long episodes fill a disk.",
     )
+    trace: bool = setting(
+        False,
+        "Write trace.json, what each environment, engine and the trainer did when: docs/timeline.md. "
+        "It ends at 256 MiB.",
+    )
     resume: bool = setting(
         False, "Go on with the run in --output_dir, with its settings, from its last checkpoint."
     )
@@ -71,6 +77,10 @@ class RecipeArguments(EngineArguments, LoraArguments):
         if self.logged_trajectories is not None and self.logged_trajectories < 0:
             raise UsageError(f"--logged_trajectories is {self.logged_trajectories}, must not be negative")
         self.env_options, self.eval_env_options  # noqa: B018 - refuses what is not JSON
+
+    def new_trace(self) -> ChromeTrace | NoTrace:
+        """What the run's events go to; not opened yet."""
+        return ChromeTrace() if self.trace else NoTrace()
 
     @property
     def env_options(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import read_lines
 from agentenv.rollout import AsyncController
 from agentenv.rollout.slot import EpisodeSource
+from agentenv.trace import TRAINER, ChromeTrace, NoTrace, timed
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.checkpoint import last_complete
 from agentenv_trainers.processes import (
@@ -52,6 +53,7 @@ from agentenv_trainers.recipe.recorder import StepRecorder
 from agentenv_trainers.recipe.results import evaluation_result, settings, versions
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
 from agentenv_trainers.recipe.sandboxes import Sandboxes, close_sandboxes
+from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Experiment:
         eval_env: makes the environment of the evaluations; None likewise.
         eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
         sandboxes: closed and counted at the end; None where the environment has none.
+        trace: of the controller's proxy; opened in the directory, closed at the end.
 
     Raises:
         UsageError: on entering, the output directory is in use or holds no run to resume.
@@ -88,6 +91,7 @@ class Experiment:
         eval_env: EpisodeSource | None,
         eval_tasks: str,
         sandboxes: Sandboxes | None = None,
+        trace: ChromeTrace | NoTrace | None = None,
     ) -> None:
         self._name, self._parsed = name, parsed
         self._arguments, self._config = parsed.arguments, parsed.config
@@ -97,6 +101,7 @@ class Experiment:
             assert controller is not None and eval_env is not None
             self._controller, self._eval_env = controller, eval_env
         self._sandboxes, self._eval_tasks = sandboxes, eval_tasks
+        self._trace = trace or NoTrace()
         self._interruption = Interruption(quiet=not self._is_main)
         self._checkpoint: Path | None = None
         self._step = 0
@@ -239,6 +244,8 @@ class Experiment:
                 lambda: self._on_main(lambda: self._interruption.requested),
             )
         )
+        if isinstance(trainer, TrajectoryTrainer):
+            trainer.trace = self._trace
         total = self._config.max_steps
         if self._is_main:
             self._progress.stage("training", unit="step", total=total, done=self._step)
@@ -290,6 +297,7 @@ class Experiment:
             self._controller.stop()
         except Exception:
             logger.exception("the rollouts did not stop cleanly")
+        self._trace.close()
         left = close_sandboxes(self._sandboxes)
         summary = {
             "status": status,
@@ -331,6 +339,7 @@ class Experiment:
         """Open the run's directory; returns it, the checkpoint to go on from, and whether a critic was pretrained."""
         try:
             self._run = self._open_directory()
+            self._trace.open(self._run.new_trace_path())
         except BaseException:
             self._controller.stop()
             close_sandboxes(self._sandboxes)
@@ -362,7 +371,7 @@ class Experiment:
         return run
 
     def _play(self, stage: str, env: EpisodeSource, first_seed: int, number: int) -> list[Trajectory]:
-        with self._interruption.at_once():
+        with self._interruption.at_once(), timed(self._trace, TRAINER, "evaluation", stage=stage):
             return play(
                 self._controller,
                 env,

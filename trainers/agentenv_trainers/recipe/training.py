@@ -129,9 +129,13 @@ class Recipe:
         policy = self._load(parsed)
         if setup.before_start is not None:
             setup.before_start()
-        engines = arguments.open_engines(policy, config, parsed.chosen)
+        engines, trace = arguments.open_engines(policy, config, parsed.chosen), arguments.new_trace()
         controller = AsyncController(
-            setup.train_env, LLMProxy(engines), policy.tokenizer, config.rollout_config(), seed=config.seed
+            setup.train_env,
+            LLMProxy(engines, trace=trace),
+            policy.tokenizer,
+            config.rollout_config(),
+            seed=config.seed,
         )
         experiment = Experiment(
             self.name,
@@ -140,6 +144,7 @@ class Recipe:
             eval_env=setup.eval_env,
             eval_tasks=setup.eval_tasks,
             sandboxes=setup.sandboxes,
+            trace=trace,
         )
         return _run_stages(experiment, parsed, policy, setup.train_env)
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from agentenv.errors import UsageError
+from agentenv.trace import TRAINER
 from agentenv.trajectory import Trajectory
 from agentenv_trainers.batch import TrajectoryBatch, collate
 from agentenv_trainers.controller import TrajectorySource
@@ -178,7 +179,7 @@ class SAOTrainer(PolicyTrainer):
         """[N] advantages of the trained tokens, after the critic's updates on the batch."""
         if self._critic_learner is None:
             return super()._advantages(batch, everything, share)
-        started = time.perf_counter()
+        started, began = time.perf_counter(), self.trace.now()
         args, learner = self.args, self._critic_learner
         if args.critic_lambda < 1.0:
             values, ends = learner.values(batch)
@@ -203,6 +204,7 @@ class SAOTrainer(PolicyTrainer):
             advantages, _ = self._estimate(batch, values, ends, gae_lambda=None)
             self._record("value_mean", mean_and_variance(values)[0])
         self._record("critic_s", time.perf_counter() - started)
+        self.trace.span(TRAINER, "critic update", began, self.trace.now(), step=self.batches_taken)
         return advantages[batch.value_is_action]
 
     def _estimate(
