@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -216,18 +215,11 @@ async def _serve(
     from agentenv.agents.desk import EpisodeDesk
     from agentenv.agents.endpoint import AgentEndpoint
     from agentenv.agents.server import AgentServer
+    from agentenv.serving import serve_until_signal
 
     try:
         endpoint = AgentEndpoint(proxy, tokenizer, model=args.served_name)
         desk = EpisodeDesk(endpoint, proxy, token, settings, output=args.output, ttl_s=args.ttl_s)
-        server = AgentServer(endpoint, listener, desk)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, ended.set)
-        await server.start()
-        _note(server.url)
-        await ended.wait()
-        await server.stop()
+        await serve_until_signal(AgentServer(endpoint, listener, desk), _note)
     finally:
         await proxy.close()

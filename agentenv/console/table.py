@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "agentenv.timeline.command:add_parser",
             "show who was busy when in runs that wrote a trace",
         ),
+        Command("view", "agentenv.viewer.command:add_parser", "look at the episodes of a run in a browser"),
     ),
     "machines": (
         Command(

@@ -44,7 +44,8 @@ class _Chart:
         self.title, self.names, self.text = title, names, text
         self.y_range, self.percent = y_range, percent
 
-    def render(self, metrics: Sequence[Mapping[str, Any]]) -> str:
+    def svg(self, metrics: Sequence[Mapping[str, Any]]) -> str:
+        """The curves alone; empty where no line of metrics has a value for them."""
         series = []
         for name, label in self.names.items():
             lines = [line for line in metrics if name in line]
@@ -52,9 +53,13 @@ class _Chart:
                 series.append(Series(label, [line["step"] for line in lines], [line[name] for line in lines]))
         if not series:
             return ""
-        svg = line_chart(series, y_range=self.y_range, percent=self.percent, label=self.title)
+        return line_chart(series, y_range=self.y_range, percent=self.percent, label=self.title)
+
+    def render(self, metrics: Sequence[Mapping[str, Any]]) -> str:
+        """The curves with their caption."""
+        svg = self.svg(metrics)
         caption = f"<b>{escape(self.title)}</b><span>{escape(self.text)}</span>"
-        return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
+        return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>" if svg else ""
 
 
 CHARTS = (

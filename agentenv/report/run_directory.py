@@ -17,6 +17,8 @@ Invariants:
 - A directory that holds anything is never written to by a new run; only a run of its own is resumed.
 - JSON files are replaced atomically; JSONL files are appended to, and a line torn by a crash is dropped.
 - After :meth:`RunDirectory.rewind` to step n no line of a later step is left.
+- In a line of trajectories.jsonl `info` and `messages`, which may be long, come last, and nothing before them is
+  nested: :func:`episode_head` reads the rest without them.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ __all__ = [
     "FORMAT",
     "PHASES",
     "RunDirectory",
+    "episode_head",
     "episode_record",
     "read_json",
     "read_lines",
@@ -222,6 +225,15 @@ def episode_record(phase: str, step: int, trajectory: Trajectory) -> dict[str, A
         "info": trajectory.info,
         "messages": trajectory.messages,
     }
+
+
+def episode_head(line: bytes) -> bytes:
+    """A line of trajectories.jsonl as a JSON object without `info` and `messages`; a line of another form as it is.
+
+    What it cuts at can't stand inside a string, where a quotation mark has a backslash before it.
+    """
+    head, found, _ = line.partition(b', "info": ')
+    return head + b"}" if found else line
 
 
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

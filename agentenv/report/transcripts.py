@@ -58,13 +58,13 @@ def visible(text: str) -> str:
 
 
 def revealed(text: str) -> str:
-    """Text for a terminal: control, format and surrogate characters, but for line feed and tab, become ``\\u{...}``."""
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
-        else f"\\u{{{ord(character):x}}}"
-        for character in text
-    )
+    """Text, not escaped: control, format and surrogate characters, but for line feed and tab, become ``\\u{...}``."""
+    hidden = {
+        ord(character): f"\\u{{{ord(character):x}}}"
+        for character in set(text).difference("\n\t")
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn")
+    }
+    return text.translate(hidden) if hidden else text
 
 
 def cut(text: str, *, max_chars: int = MAX_CHARS) -> str:

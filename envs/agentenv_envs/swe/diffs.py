@@ -7,11 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["commit_diff", "diff_paths", "reverse_diff"]
+__all__ = ["commit_diff", "diff_paths", "file_diff", "reverse_diff", "shortened"]
 
 _HUNK = re.compile(r"@@ -(\d+(?:,\d+)?) \+(\d+(?:,\d+)?) @@(.*)", re.DOTALL)
 _DIFF = re.compile(r"diff --git a/(.*) b/(.*)", re.DOTALL)
@@ -32,6 +33,22 @@ _TEST_FOLDERS = ("test", "tests", "Test", "Tests")
 def diff_paths(diff: str) -> tuple[str, ...]:
     """The new path of each file that a diff names, in its order; of a deleted file the old one."""
     return tuple(dict.fromkeys(match[1] for match in re.finditer(r"(?m)^diff --git a/.* b/(.*)$", diff)))
+
+
+def file_diff(path: str, before: str, after: str) -> str:
+    """The diff of one text file; empty where nothing changed. For reading: a missing last line end is not marked."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"a/{path}", f"b/{path}", lineterm=""
+    )
+    text = "\n".join(lines)
+    return f"diff --git a/{path} b/{path}\n{text}\n" if text else ""
+
+
+def shortened(diff: str, max_chars: int) -> str:
+    """A diff to be read; of a longer one the start, and a last line that says so."""
+    if len(diff) <= max_chars:
+        return diff
+    return f"{diff[:max_chars]}\n[{len(diff) - max_chars} more characters]\n"
 
 
 def reverse_diff(diff: str) -> str:

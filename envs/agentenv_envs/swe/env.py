@@ -193,6 +193,7 @@ class SWEEnv(BaseEnv):
         info = {
             "success": solved,
             "grade": outcome,
+            "patch": workspace.patch,
             "invalid_actions": self._malformed,
             "metrics": {"submitted": 1.0},
         }

@@ -16,6 +16,7 @@ from agentenv.errors import SandboxError, UsageError
 
 from .calibration_report import read_keep_list
 from .data import RefusedRow, SWETask, load_tasks
+from .diffs import file_diff, shortened
 from .embedded.oracle import MAX_MODULE_BYTES
 from .embedded.oracle import grade as grade_module
 from .embedded.tasks import EMBEDDED_WORKDIR, MODULE, TEST_COMMAND, EmbeddedTask, generate_task
@@ -24,6 +25,9 @@ from .repository import open_workspace, workspace_patch
 from .sandbox import Sandbox, SandboxBackend, SandboxSpec
 
 logger = logging.getLogger(__name__)
+
+MAX_RECORDED_PATCH = 50_000
+"""Characters of a diff that is kept with the episode."""
 
 
 class Tasks(Protocol):
@@ -42,6 +46,9 @@ class Workspace(Protocol):
     workdir: str
     test_command: str | None
     sandbox: Sandbox
+    patch: str | None
+    """What the agent changed, as a diff of at most `MAX_RECORDED_PATCH` characters to be read; None before `grade`, and
+    where there is nothing to compare."""
 
     def grade(self) -> dict[str, Any]:
         """What the agent's work is worth: {"resolved": bool, ...}; the sandbox may be used up by it.
@@ -77,6 +84,7 @@ class EmbeddedWorkspace:
     def __init__(self, task: EmbeddedTask, backend: SandboxBackend) -> None:
         self.task = task
         self.task_id, self.family, self.issue = task.task_id, task.family, task.issue
+        self.patch: str | None = None
         self._backend = backend
         self._spec = SandboxSpec(
             workdir=EMBEDDED_WORKDIR,
@@ -99,6 +107,7 @@ class EmbeddedWorkspace:
         if len(module) >= MAX_MODULE_BYTES:
             return {"resolved": False, "reason": f"{MODULE} is over {MAX_MODULE_BYTES} bytes"}
         source = module.decode(errors="replace")
+        self.patch = shortened(file_diff(MODULE, self.task.files[MODULE], source), MAX_RECORDED_PATCH)
         try:
             return grade_module(self.task, source, self.sandbox)
         except SandboxError as error:
@@ -167,11 +176,14 @@ class RowWorkspace:
         self.task = task
         self.task_id, self.family, self.issue = task.instance_id, task.repo, task.problem_statement
         self.workdir = task.workdir
+        self.patch: str | None = None
         self._backend = backend
         self.sandbox = open_workspace(task, backend)
 
     def grade(self) -> dict[str, Any]:
-        grade = grade_patch(self.task, workspace_patch(self.sandbox), self._backend)
+        patch = workspace_patch(self.sandbox)
+        self.patch = shortened(patch, MAX_RECORDED_PATCH)
+        grade = grade_patch(self.task, patch, self._backend)
         if grade.status == "invalid":
             raise SandboxError(f"{self.task_id}: not graded: {grade.evidence.get('reason', 'unknown')}")
         return {"resolved": grade.resolved, **grade.evidence}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentenv_envs.swe.diffs import commit_diff, diff_paths, reverse_diff
+from agentenv_envs.swe.diffs import commit_diff, diff_paths, file_diff, reverse_diff, shortened
 
 BEFORE = {
     "a.py": "one\n-- two\n++ three\nfour",
@@ -122,3 +122,19 @@ def test_a_parsed_commit_gives_the_fix_without_its_tests(tmp_path: Path) -> None
 def test_a_commit_of_another_form_is_told(commit: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="has not the form of a parsed commit"):
         commit_diff(commit)
+
+
+def test_the_diff_of_a_file_is_one_that_git_applies_and_empty_without_a_change(tmp_path: Path) -> None:
+    before, after = "one\ntwo\nthree\n", "one\n2\nthree\nfour\n"
+    diff = file_diff("x.py", before, after)
+    assert diff_paths(diff) == ("x.py",)
+    git(tmp_path, "init", "-q")
+    (tmp_path / "x.py").write_text(before)
+    git(tmp_path, "apply", "-", given=diff)
+    assert (tmp_path / "x.py").read_text() == after
+    assert file_diff("x.py", before, before) == ""
+
+
+def test_a_long_diff_is_cut_and_says_so() -> None:
+    assert shortened("+" * 10, 10) == "+" * 10
+    assert shortened("+" * 12, 10) == "+" * 10 + "\n[2 more characters]\n"

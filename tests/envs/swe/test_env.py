@@ -45,9 +45,11 @@ def _task(seed: int) -> EmbeddedTask:
 def test_the_oracle_is_rewarded_and_a_submission_without_work_is_not(env: SWEEnv) -> None:
     for seed in range(4):
         agent = demonstrate(_task(seed), ORACLE, random.Random(0))
-        assert _play(env, *(action[8:-4] for action in agent), seed=seed)[1] == 1.0
+        _, reward, info = _play(env, *(action[8:-4] for action in agent), seed=seed)
+        assert reward == 1.0
+        assert str(info["patch"]).startswith("diff --git a/app.py b/app.py\n--- a/app.py\n+++ b/app.py\n@@ ")
         _, reward, info = _play(env, SUBMIT, seed=seed)
-        assert reward == 0.0 and info["success"] is False
+        assert reward == 0.0 and info["success"] is False and info["patch"] == ""
 
 
 def test_the_simulated_workspace_answers_as_the_sandbox_does(env: SWEEnv) -> None:

@@ -120,4 +120,6 @@ class SWEAgentPrograms:
             return AgentOutcome(0.0, truncated=True, info={**info, "success": False})
         outcome = workspace.grade()
         solved = bool(outcome["resolved"])
-        return AgentOutcome(float(solved), info={**info, "success": solved, "grade": outcome})
+        return AgentOutcome(
+            float(solved), info={**info, "success": solved, "grade": outcome, "patch": workspace.patch}
+        )

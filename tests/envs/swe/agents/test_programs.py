@@ -59,6 +59,7 @@ def test_what_the_program_leaves_is_graded(programs: Any) -> None:
     outcome = programs(script)(_call())
     assert (outcome.reward, outcome.truncated) == (1.0, False)
     assert outcome.info["success"] and outcome.info["grade"]["resolved"]
+    assert "+++ b/app.py" in outcome.info["patch"]
     assert (outcome.info["exit_code"], outcome.info["commands"]) == (3, 2)
     assert outcome.info["output"] == "mended\n" and outcome.info["task_id"]
 
