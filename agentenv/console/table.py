@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     "environments": (
         Command("list", "agentenv.console.environments:add_list", "list the registered environments"),
         Command("info", "agentenv.console.environments:add_info", "show one environment"),
+        Command("new", "agentenv.console.new:add_parser", "write a package with an environment of your own"),
         Command(
             "play", "agentenv.console.play:add_parser", "act in an environment by hand, or watch a policy act"
         ),

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 import agentenv
+from agentenv import cli
 from agentenv.testing import check_env
 from agentenv_trainers.recipe import DataSetArguments, HouseholdArguments, find_environment, parse, run_recipe
 from agentenv_trainers.sao import SAOConfig
@@ -85,6 +86,24 @@ def test_the_environment_of_the_page_on_online_learning_trains(
     argv += ["--max_tokens_per_turn", "6", "--advantage", "gae", "--model", str(tiny_policy)]
     assert run_recipe(online_learning.main, argv) == 0
     assert json.loads((examples / "out" / "summary.json").read_text())["steps"] == 4
+
+
+def test_what_agentenv_new_writes_trains(swe_sao, tiny_policy, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "trained_walk"]) == 0
+    monkeypatch.syspath_prepend(tmp_path / "trained_walk")
+    argv = [
+        "--env",
+        "trained_walk:TrainedWalkEnv",
+        "--env_kwargs",
+        '{"size": 2}',
+        "--smoke",
+        "--output_dir",
+        "out",
+    ]
+    argv += ["--max_tokens_per_turn", "6", "--model", str(tiny_policy)]
+    assert run_recipe(swe_sao.main, argv) == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 2
 
 
 def shown(texts, recipe):
