@@ -11,7 +11,8 @@ Invariants:
 * All times are of one clock, by default ``time.monotonic``, which is that of asyncio's loops; a simulation gives its
   own. Wall time stands once, in the first line.
 * Spans of one track do not overlap unless one lies within the other.
-* The file can be read at any moment: it holds whole lines, and its end bracket may be missing.
+* The file can be read at any moment: it holds whole lines, and its end bracket may be missing. What a killed run leaves
+  out is at most the last second, and nothing that came before the trainer's last span.
 * It never grows beyond ``max_bytes``; when it is full it says so, and no more is recorded.
 * A trace that can't be written costs the run nothing but the trace.
 """
@@ -51,6 +52,7 @@ FORMAT = 1
 """Of the names and arguments of events, in the first line."""
 MAX_BYTES = 256 * 2**20
 """Of a trace: about two million events."""
+_json = json.JSONEncoder(separators=(",", ":")).encode
 _FLUSH_S = 1.0
 _BUFFER_CHARS = 1 << 16
 _ROOM_FOR_THE_END = 256
@@ -212,7 +214,7 @@ class ChromeTrace:
                 f'{{"ph":"X",{self._place(track)},"ts":{begun},"dur":{max(self._us(end) - begun, 0)},"name":"{name}"'
                 + (f',"args":{_json(arguments)}}}' if arguments else "}")
             )
-            self._flush_if_due(end)
+            self._flush_if_due(end, at_once=track.group == "trainer")
 
     def instant(self, track: Track, name: str, **arguments: Argument) -> None:
         """See :class:`Trace`."""
@@ -279,8 +281,8 @@ class ChromeTrace:
         self._chars += size
         self._written += size
 
-    def _flush_if_due(self, now: float) -> None:
-        if self._file is not None and (self._chars > _BUFFER_CHARS or now - self._flushed > _FLUSH_S):
+    def _flush_if_due(self, now: float, *, at_once: bool = False) -> None:
+        if at_once or self._chars > _BUFFER_CHARS or now - self._flushed > _FLUSH_S:
             self._flush()
             self._flushed = now
 
@@ -304,7 +306,3 @@ class ChromeTrace:
                 file.close()
             except OSError as error:
                 logger.debug("closing the trace failed: %s", error)
-
-
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -14,6 +14,9 @@ batches and weight updates are in it, making and ending the controller is not ("
 The floors are asyncio programs of one task per environment that play the same episodes: one that only awaits, one with
 a deadline on every wait, and one that keeps the token sequence with `Conversation` as well. Repeats of all rows are
 interleaved; the figure is their median. `orchestration_peer.py` says what is measured of the peer.
+
+A trace costs what "agentenv, with a trace" takes more than "agentenv". Without one the calls that would write it are
+made all the same: those of a turn are timed by themselves, since they take far less than repeats differ in.
 """
 
 import argparse
@@ -26,7 +29,9 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,14 +44,18 @@ from agentenv.inference.proxy import LLMProxy
 from agentenv.report.bars import Bar, print_bars
 from agentenv.rollout import AsyncController, RolloutConfig
 from agentenv.testing import ByteTokenizer
+from agentenv.trace import NO_TRACE, ChromeTrace, NoTrace, slot_track
 
 LIMIT_US = 250.0
 """Bar of the CPU time per environment step, in microseconds."""
+TRACE_LIMIT_US, NO_TRACE_LIMIT_US = 25.0, 1.0
+"""Bars of what a trace adds to it, written and not written."""
 TIMEOUT_S = 600.0
 ACTION = "look at that"
 OBSERVATION = "Nothing."
 PROMPT = "Begin."
 TOKENIZER = ByteTokenizer()
+TRACED = "agentenv, with a trace"
 SMALLER = (1 / 64, 1 / 8)
 """Sizes that show how the cost grows, as shares of `--num_envs`."""
 CONTEXTS = (4_000, 16_000)
@@ -158,8 +167,8 @@ def action_ids() -> list[int]:
     return [*TOKENIZER.encode(ACTION), int(TOKENIZER.eos_token_id or 0)]
 
 
-def production(load: Load) -> Measurement:
-    """The AsyncController plays, a trainer that does nothing takes the batches."""
+def production(load: Load, *, traced: bool = False) -> Measurement:
+    """The AsyncController plays, a trainer that does nothing takes the batches; `traced`: and a trace is written."""
     config = RolloutConfig(
         batch_size=load.num_envs,
         num_envs=load.num_envs,
@@ -173,11 +182,13 @@ def production(load: Load) -> Measurement:
     )
     counter = Counter()
     before = time.process_time()
+    trace = ChromeTrace() if traced else NoTrace()
     controller = AsyncController(
-        functools.partial(NullEnv, load, counter), LLMProxy([NullEngine()]), TOKENIZER, config
+        functools.partial(NullEnv, load, counter), LLMProxy([NullEngine()], trace=trace), TOKENIZER, config
     )
     setup_s = time.process_time() - before
-    with controller:
+    with tempfile.TemporaryDirectory() as folder, controller:
+        trace.open(Path(folder) / "trace.json")
         wall, cpu = time.perf_counter(), time.process_time()
         for step in range(load.batches):
             batch = controller.get_batch(step)
@@ -185,7 +196,19 @@ def production(load: Load) -> Measurement:
                 raise RuntimeError(f"batch {step} has {len(batch)} episodes, counts {controller.counts()}")
             controller.sync_weights({}, step + 1)
         cpu, wall, steps = time.process_time() - cpu, time.perf_counter() - wall, counter.steps
+        trace.close()
     return Measurement(cpu, wall, steps, setup_s)
+
+
+def no_trace_us() -> float:
+    """The calls of a turn where nothing is written, and the least that they took."""
+    track, number = slot_track("slot-0"), 100_000
+
+    def turn() -> None:
+        NO_TRACE.span(track, "generate", 0.0, 1.0, tokens=16)
+        NO_TRACE.span(track, "step", 1.0, 2.0)
+
+    return 1e6 * min(timeit.repeat(turn, number=number, repeat=5)) / number
 
 
 def floor(load: Load, *, deadlines: bool, tokens: bool = False) -> Measurement:
@@ -270,6 +293,7 @@ def rows_of(args: argparse.Namespace) -> list[Row]:
         Row("asyncio, awaits only", main, functools.partial(floor, deadlines=False)),
         Row("asyncio, deadlines", main, functools.partial(floor, deadlines=True)),
         Row("asyncio, deadlines, tokens", main, functools.partial(floor, deadlines=True, tokens=True)),
+        Row(TRACED, main, functools.partial(production, traced=True)),
     ]
     rows += [Row("agentenv", load, production) for load in sizes]
     rows += [Row("asyncio, deadlines", load, functools.partial(floor, deadlines=True)) for load in sizes]
@@ -327,9 +351,14 @@ def report(results: dict[str, Any]) -> bool:
     print(f"setup: {rows[0]['setup_us_per_env']:.0f} us per environment, once")
     print("x floor: over asyncio with deadlines at the most environments")
     print("assumed: " + ", ".join(f"{name} {value}" for name, value in results["assumed"].items()))
-    bar = Bar(f"agentenv at {rows[0]['num_envs']} environments", rows[0]["step_us"], "<=", LIMIT_US, "us")
-    results["bars"] = [bar.as_dict()]
-    return print_bars([bar])
+    traced = next(row for row in rows if row["name"] == TRACED)["step_us"]
+    bars = [
+        Bar(f"agentenv at {rows[0]['num_envs']} environments", rows[0]["step_us"], "<=", LIMIT_US, "us"),
+        Bar("a trace, more per step", traced - rows[0]["step_us"], "<=", TRACE_LIMIT_US, "us"),
+        Bar("its calls where none is written", results["no_trace_us"], "<=", NO_TRACE_LIMIT_US, "us"),
+    ]
+    results["bars"] = [bar.as_dict() for bar in bars]
+    return print_bars(bars)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -365,6 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = {
         "assumed": assumptions(args),
         "rows": summaries,
+        "no_trace_us": no_trace_us(),
         "peer": None if of_peer else peer_name,
     }
     held = report(results)

@@ -1,5 +1,6 @@
 """Whole runs of the SWE recipe: to the end, interrupted, killed, resumed."""
 
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from agentenv.timeline import find_trace, read_trace
 from agentenv_trainers.recipe import run_recipe
 
 SIZE = {
@@ -115,6 +117,7 @@ def test_a_run_leaves_result_report_and_a_model_that_transformers_loads(swe_sao,
         line["seed"] < min(before) for line in lines(out / "trajectories.jsonl") if line["phase"] == "train"
     )
     assert (out / "report.html").read_text().count("<svg") >= 7
+    assert not (out / "trace.json").exists()
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -160,7 +163,7 @@ def test_an_interrupted_run_ends_with_a_checkpoint_and_goes_on_from_it(
 
 
 def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_path, repository):
-    arguments = [*arguments, "--max_steps", "5"]
+    arguments = [*arguments, "--max_steps", "5", "--trace", "true"]
     killed = subprocess.run(
         [sys.executable, str(repository / "recipes" / "swe_sao.py"), *arguments],
         env={**os.environ, "VOWELS_SIGNAL": f"{signal.SIGKILL.value} 18", "OMP_NUM_THREADS": "1"},
@@ -185,6 +188,22 @@ def test_a_killed_run_goes_on_at_its_last_checkpoint(swe_sao, arguments, tmp_pat
         ("after", 5): 6,
         **{("train", step): 4 for step in (1, 2, 3, 4, 5)},
     }
+
+    cut, whole = read_trace(out / "trace.json"), read_trace(out / "trace-2.json")
+    assert (cut.is_whole, whole.is_whole) == (False, True)
+    assert find_trace(out) == out / "trace-2.json"
+    trainer = whole.spans["trainer"]["trainer"]
+    done = [s.arguments["step"] for s in cut.spans["trainer"]["trainer"] if s.name == "policy update"]
+    assert done[:2] == [1, 2]
+    trained = [span.arguments["step"] for span in trainer if span.name == "policy update"]
+    assert trained[-1] == 5 and trained == list(range(trained[0], 6))
+    for name in ("wait for batch", "critic update"):
+        assert [span.arguments["step"] for span in trainer if span.name == name] == trained
+    # One before the first batch, and one after each.
+    assert sum(span.name == "weight sync" for span in trainer) == len(trained) + 1
+    assert {"checkpoint", "evaluation"} <= {span.name for span in trainer}
+    for before, after in itertools.pairwise(trainer):
+        assert before.end_s <= after.start_s, "the trainer does one thing at a time"
 
 
 def test_a_signal_during_an_evaluation_ends_the_run_at_once(
