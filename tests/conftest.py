@@ -3,7 +3,7 @@
 - Tests marked `docker` are skipped where no engine answers. With AGENTENV_REQUIRE_DOCKER=1 a docker test that
   is skipped fails, unless what it lacks is an input from ../shared; so does a run without any, and one in
   which a whole module of docker tests was skipped. With AGENTENV_REQUIRE_VLLM=1 one marked `vllm` that is skipped
-  fails.
+  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`.
 - Nothing here may import torch before the number of its threads is set.
 """
 
@@ -29,7 +29,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _REQUIRE_DOCKER = os.environ.get("AGENTENV_REQUIRE_DOCKER") == "1"
-_REQUIRE_VLLM = os.environ.get("AGENTENV_REQUIRE_VLLM") == "1"
+_REQUIRED = [
+    (marker, variable)
+    for marker, variable in (("vllm", "AGENTENV_REQUIRE_VLLM"), ("browser", "AGENTENV_REQUIRE_BROWSER"))
+    if os.environ.get(variable) == "1"
+]
 _SKIP_REASON = "Docker engine not available"
 _SHARED = "../shared"
 
@@ -108,9 +112,10 @@ def pytest_runtest_makereport(
     if _REQUIRE_DOCKER and marked and report.skipped and _SHARED not in str(report.longrepr):
         report.outcome = "failed"
         report.longrepr = f"AGENTENV_REQUIRE_DOCKER=1, but this docker test was skipped: {report.longrepr}"
-    if _REQUIRE_VLLM and item.get_closest_marker("vllm") and report.skipped:
-        report.outcome = "failed"
-        report.longrepr = f"AGENTENV_REQUIRE_VLLM=1, but this test was skipped: {report.longrepr}"
+    for marker, variable in _REQUIRED:
+        if item.get_closest_marker(marker) and report.skipped:
+            report.outcome = "failed"
+            report.longrepr = f"{variable}=1, but this test was skipped: {report.longrepr}"
     return report
 
 

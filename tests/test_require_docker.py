@@ -1,4 +1,4 @@
-"""What the markers `docker` and `vllm`, AGENTENV_REQUIRE_DOCKER and AGENTENV_REQUIRE_VLLM do to a run."""
+"""What the markers `docker`, `vllm` and `browser`, and AGENTENV_REQUIRE_DOCKER and the like, do to a run."""
 
 import os
 import subprocess
@@ -15,7 +15,9 @@ def _pytest(
 ) -> tuple[int, str]:
     """Run one test file under the repository's conftest, with a Docker address at which nothing answers."""
     (folder / "conftest.py").write_text((repository / "tests" / "conftest.py").read_text())
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker: needs an engine\n vllm: needs vLLM\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n docker: an engine\n vllm: vLLM\n browser: a browser\n"
+    )
     (folder / "test_it.py").write_text(test)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AGENTENV_REQUIRE_")}
     environment |= {"DOCKER_HOST": _UNREACHABLE} | ({f"AGENTENV_REQUIRE_{require}": "1"} if require else {})
@@ -94,10 +96,14 @@ def test_an_input_that_lies_outside_the_checkout_may_be_missing(tmp_path: Path, 
     assert "2 passed, 1 skipped" in out
 
 
-@pytest.mark.parametrize(("require", "code", "outcome"), [("", 0, "1 skipped"), ("VLLM", 1, "1 failed")])
-def test_where_vllm_is_required_a_test_of_it_that_is_skipped_fails_the_run(
+@pytest.mark.parametrize(
+    ("require", "code", "outcome"),
+    [("", 0, "2 skipped"), ("VLLM", 1, "1 failed"), ("BROWSER", 1, "1 failed")],
+)
+def test_where_vllm_or_a_browser_is_required_a_test_of_it_that_is_skipped_fails_the_run(
     tmp_path: Path, repository: Path, require: str, code: int, outcome: str
 ) -> None:
-    test = "import pytest\n@pytest.mark.vllm\ndef test_it():\n    pytest.skip('not installed')\n"
-    exit_code, out = _pytest(tmp_path, repository, test, require=require)
+    skipped = "def test_{0}():\n    pytest.skip('not installed')\n"
+    tests = "".join(f"@pytest.mark.{name}\n{skipped.format(name)}" for name in ("vllm", "browser"))
+    exit_code, out = _pytest(tmp_path, repository, f"import pytest\n{tests}", require=require)
     assert exit_code == code and outcome in out, out

@@ -33,7 +33,7 @@ async function poll() {
     state = await ask("api/run");
   } catch (error) {
     head({ name: "", warnings: [error.message], charts: [], badges: [] });
-    return 3 * POLL_MS;
+    return POLL_MS;
   }
   document.title = `${state.name} · agentenv`;
   const changed = state.mark !== mark;
