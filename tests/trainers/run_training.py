@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from agentenv import BaseEnv
 from agentenv.errors import RolloutError
 from agentenv.inference import LLMProxy
 from agentenv.inference.transformers_engine import TransformersEngine
+from agentenv.report.token_records import EpisodeTokens, TokenWriter
 from agentenv.rollout import AsyncController
 from agentenv.testing import ByteTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv_trainers import GRPOConfig, GRPOTrainer, SAOConfig, SAOTrainer
 from agentenv_trainers.processes import disconnect
+from agentenv_trainers.token_recorder import TokenRecorder
 
 
 class EvenWords(BaseEnv):
@@ -106,6 +109,18 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def token_recorder(folder: Path, trainer: Any) -> TokenRecorder:
+    """Writes the records of a step's first tokens into a folder, from the main process."""
+
+    def keep(episodes: Sequence[EpisodeTokens]) -> bool:
+        assert trainer.accelerator.is_main_process
+        folder.mkdir(exist_ok=True)
+        TokenWriter(folder).append(episodes)
+        return True
+
+    return TokenRecorder(keep, trainer.processing_class, tokens_per_step=500)
+
+
 def main(options: dict[str, Any]) -> None:
     """Train as the options say."""
     torch.set_num_threads(1)
@@ -129,6 +144,8 @@ def main(options: dict[str, Any]) -> None:
             fail_at=options.get("fail_at"),
         )
     trainer = trainer_type(policy, config, controller, make_byte_vocabulary())
+    if "tokens" in options:
+        trainer.token_recorder = token_recorder(Path(options["tokens"]), trainer)
     trainer.add_callback(Recorder(trainer, Path(options["log"]), kill_at))
     try:
         trainer.train(resume_from_checkpoint=options.get("resume"))

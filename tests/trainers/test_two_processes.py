@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from agentenv.report.token_records import read_tokens, recorded_episodes
+
 ACCELERATE = ("-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no")
 # With --cpu accelerate starts several processes over MPI only; this is torchrun, which takes CPUs too.
 TWO = (
@@ -31,15 +33,36 @@ COMPARED = {
 }
 
 
+def assert_same_tokens(found: Path, expected: Path) -> None:
+    """The same episodes in the same order, and the same numbers for each of their tokens."""
+    names = [(entry["step"], entry["episode_id"]) for entry in recorded_episodes(expected)]
+    assert [(entry["step"], entry["episode_id"]) for entry in recorded_episodes(found)] == names
+    assert {step for step, _ in names} == {1, 2, 3} and len(names) > 6
+    for _, name in names:
+        one, other = read_tokens(found, name), read_tokens(expected, name)
+        assert one is not None and other is not None
+        for mine, its in zip(one.segments, other.segments, strict=True):
+            assert (mine.token_ids, mine.action_mask, mine.kept) == (its.token_ids, its.action_mask, its.kept)
+            for column in ("policy_logprobs", "values", "advantages"):
+                assert getattr(mine, column) == pytest.approx(getattr(its, column), rel=1e-3, abs=1e-4), (
+                    column
+                )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["sao", "grpo"])
 def test_two_processes_that_accelerate_launched_have_the_losses_of_one(
-    run_training: Callable[..., Any], algorithm: str
+    run_training: Callable[..., Any], tmp_path: Path, algorithm: str
 ) -> None:
     # SGD: in AdamW a tiny difference of a gradient near zero flips the whole step.
     settings = {"max_steps": 3, "optim": "sgd", "max_grad_norm": 1.0}
     one = run_training(
-        "one", algorithm, per_device_train_batch_size=4, gradient_accumulation_steps=2, **settings
+        "one",
+        algorithm,
+        options={"tokens": str(tmp_path / "tokens-one")},
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        **settings,
     )
     assert one.code == 0, one.stderr[-4000:]
     names = {"loss", "grad_norm", "reward", "entropy", "advantage_std", "response_tokens", "staleness/0"}
@@ -49,6 +72,7 @@ def test_two_processes_that_accelerate_launched_have_the_losses_of_one(
             f"two-{accumulation}",
             algorithm,
             launcher=TWO,
+            options={"tokens": str(tmp_path / f"tokens-{accumulation}")},
             per_device_train_batch_size=4 // accumulation,
             gradient_accumulation_steps=accumulation,
             **settings,
@@ -59,6 +83,7 @@ def test_two_processes_that_accelerate_launched_have_the_losses_of_one(
             expected = {name: one.steps[step][name] for name in names}
             got = {name: line[name] for name in names}
             assert got == pytest.approx(expected, rel=1e-4, abs=1e-5), (accumulation, step)
+        assert_same_tokens(tmp_path / f"tokens-{accumulation}", tmp_path / "tokens-one")
     # The batch's episodes: it was two processes, not one with half of them.
     assert one.steps[1]["staleness/0"] == 8.0
     # The second process waits for as long as a batch may take, and more.

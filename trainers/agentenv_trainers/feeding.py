@@ -26,9 +26,9 @@ def unused_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
 
 
 def select_rows(whole: Mapping[str, Any], part: MicroBatch) -> dict[str, Any]:
-    """Rows of a batch under TRL's names, trimmed to the part's width."""
+    """Rows of a batch under TRL's names, trimmed to the part's width, and the part's ``token_index``."""
     width = part.input_ids.size(1) - 1
-    selected: dict[str, Any] = {}
+    selected: dict[str, Any] = {"token_index": part.token_index}
     for name, value in whole.items():
         if isinstance(value, Tensor) and value.dim() == 2:
             selected[name] = value[part.rows] if value.size(1) == 1 else value[part.rows, :width]

@@ -186,6 +186,7 @@ class PolicyTrainer(TrajectoryTrainer):
         if self.args.objective in _CLIPPED:
             finite = finite & (logprobs.detach() - behind <= _LARGEST_LOG_RATIO)
         trained = mask & finite
+        scored = logprobs.detach()
         # 0 * inf is NaN: what does not count must be finite.
         logprobs = torch.where(trained, logprobs, 0.0)
         old, advantages = torch.where(trained, rollout, 0.0), inputs["advantages"]
@@ -219,15 +220,24 @@ class PolicyTrainer(TrajectoryTrainer):
                 loss = loss + self.beta * kl / normalizer
             if self.aux_loss_enabled:
                 loss = loss + self.router_aux_loss_coef * aux_loss / self.args.gradient_accumulation_steps
+        low, high = self._left_out(logprobs.detach(), old, trained, advantages)
         sums = {
             "tokens": mask.sum(),
             "masked_nonfinite": (mask & ~finite).sum(),
             "entropy": torch.where(mask, entropies.detach(), 0.0).sum(),
-            **self._masked(logprobs.detach(), old, trained, advantages),
+            "masked_low": low.sum(),
+            "masked_high": high.sum(),
         }
         if kl is not None:
             sums["kl"] = kl.detach()
         self._add_sums(sums)
+        if self.token_recorder is not None:
+            self.token_recorder.add(
+                inputs["token_index"],
+                policy_logprobs=scored[mask],
+                advantages=inputs["advantages"][mask],
+                kept=(trained & ~low & ~high)[mask],
+            )
         return loss
 
     def _weights(self, logprobs: Tensor, old: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
@@ -240,18 +250,20 @@ class PolicyTrainer(TrajectoryTrainer):
         # All tokens of a trajectory have one advantage, and those outside the mask have 0.
         return topr_weights(logprobs, old, mask, advantages.sum(dim=1) >= 0.0)
 
-    def _masked(self, logprobs: Tensor, old: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """How many tokens the objective leaves without gradient because of their ratio, below and above."""
+    def _left_out(
+        self, logprobs: Tensor, old: Tensor, mask: Tensor, advantages: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[b, t] bool: the tokens that the objective leaves without gradient for their ratio, below and above."""
         args = self.args
         if args.objective not in ("dis", "ppo_clip", "decoupled_ppo"):
-            none = torch.zeros((), device=mask.device)
-            return {"masked_low": none, "masked_high": none}
+            none = torch.zeros_like(mask)
+            return none, none
         regions = double_sided_regions(logprobs, old, clip_low=args.clip_low, clip_high=args.clip_high)
         low, high = regions.low & mask, regions.high & mask
         if args.objective != "dis":
             # The clip acts only where it would go on in the direction of the advantage.
             low, high = low & (advantages < 0.0), high & (advantages > 0.0)
-        return {"masked_low": low.sum(), "masked_high": high.sum()}
+        return low, high
 
     def _trl_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """``trl.GRPOTrainer``'s loss on our log-probs; its own metrics are left out, as ours say the same."""

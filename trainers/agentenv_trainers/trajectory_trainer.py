@@ -44,6 +44,7 @@ from agentenv_trainers.policy_weights import policy_weights
 from agentenv_trainers.processes import from_main
 from agentenv_trainers.schedules import keep_rates
 from agentenv_trainers.settings import TrainerSettings
+from agentenv_trainers.token_recorder import TokenRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class TrajectoryTrainer(GRPOTrainer):
         self.trace: Trace = NO_TRACE
         """Where the spans of training go; may be set before :meth:`train`."""
         self._update_began = 0.0
+        self.token_recorder: TokenRecorder | None = None
+        """Is given what the steps compute for each token; on all processes or on none."""
         self._sync_s = 0.0
         self._warned_of_long_rows = False
 
@@ -142,6 +145,9 @@ class TrajectoryTrainer(GRPOTrainer):
         self.batch = batch = self._collate([trajectories[place] for place in share])
         self._warn_of_long_rows(int(batch.lengths.max()))
         self._record_batch(trajectories, waited)
+        if self.token_recorder is not None:
+            step = self.state.global_step + 1
+            self.token_recorder.begin(step, batch, trajectories, share, self.args.truncation)
         extra = self._score(batch, trajectories, share)
         self._update_began = self.trace.now()
         columns = torch.arange(batch.input_ids.size(1), device=batch.input_ids.device)
@@ -399,6 +405,8 @@ class TrajectoryTrainer(GRPOTrainer):
         now = self.trace.now()
         self.trace.span(TRAINER, "policy update", self._update_began, now, step=self.batches_taken)
         self._update_began = now
+        if self.token_recorder is not None:
+            self.token_recorder.finish(self.accelerator)
         if self._step % (self.args.gradient_accumulation_steps * self.args.policy_updates) == 0:
             self.push_weights()
 

@@ -64,6 +64,14 @@ class RecipeArguments(EngineArguments, LoraArguments):
         "Write trace.json, what each environment, engine and the trainer did when: docs/timeline.md. "
         "It ends at 256 MiB.",
     )
+    token_records: int = setting(
+        16384,
+        "Tokens of a training step, prompts included, whose log-probs, ratios, values and advantages tokens/ keeps: "
+        "of its first episodes, at least one; 0: of none.",
+    )
+    token_records_mb: float = setting(
+        256.0, "Room that tokens/ may take in all, in MB of 10^6 bytes; then no more is kept."
+    )
     resume: bool = setting(
         False, "Go on with the run in --output_dir, with its settings, from its last checkpoint."
     )
@@ -76,6 +84,10 @@ class RecipeArguments(EngineArguments, LoraArguments):
             raise UsageError(f"--eval_episodes is {self.eval_episodes}, must be at least 1")
         if self.logged_trajectories is not None and self.logged_trajectories < 0:
             raise UsageError(f"--logged_trajectories is {self.logged_trajectories}, must not be negative")
+        if self.token_records < 0:
+            raise UsageError(f"--token_records is {self.token_records}, must not be negative")
+        if not self.token_records_mb > 0.0:
+            raise UsageError(f"--token_records_mb is {self.token_records_mb}, must be positive")
         self.env_options, self.eval_env_options  # noqa: B018 - refuses what is not JSON
 
     def new_trace(self) -> ChromeTrace | NoTrace:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ from transformers import PrinterCallback, Trainer
 from agentenv.report import Progress, RunDirectory, write_report
 from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import read_lines
+from agentenv.report.token_records import EpisodeTokens
 from agentenv.rollout import AsyncController
 from agentenv.rollout.slot import EpisodeSource
 from agentenv.trace import TRAINER, ChromeTrace, NoTrace, timed
@@ -53,6 +54,7 @@ from agentenv_trainers.recipe.recorder import StepRecorder
 from agentenv_trainers.recipe.results import evaluation_result, settings, versions
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
 from agentenv_trainers.recipe.sandboxes import Sandboxes, close_sandboxes
+from agentenv_trainers.token_recorder import TokenRecorder
 from agentenv_trainers.trajectory_trainer import TrajectoryTrainer
 
 logger = logging.getLogger(__name__)
@@ -130,6 +132,7 @@ class Experiment:
             self._interruption,
             shuffle_seed=self._config.seed if self._arguments.control == "shuffled_rewards" else None,
             keep=self._arguments.logged_trajectories,
+            next_step=lambda: self._step + 1,
         )
         self._earlier_s = max(
             (line.get("seconds") or 0.0 for line in read_lines(self._run.metrics_path)), default=0.0
@@ -230,7 +233,7 @@ class Experiment:
     def _critic_path(self) -> Path:
         return self._folder / "critic"
 
-    def train(self, trainer: Trainer) -> None:
+    def train(self, trainer: TrajectoryTrainer) -> None:
         """Train to the end (or to the interruption), with checkpoints, and save the model.
 
         Raises:
@@ -244,8 +247,13 @@ class Experiment:
                 lambda: self._on_main(lambda: self._interruption.requested),
             )
         )
-        if isinstance(trainer, TrajectoryTrainer):
-            trainer.trace = self._trace
+        trainer.trace = self._trace
+        trainer.token_recorder = TokenRecorder(
+            self._log_tokens,
+            trainer.processing_class,
+            tokens_per_step=self._arguments.token_records,
+            episodes_per_step=self._arguments.logged_trajectories,
+        )
         total = self._config.max_steps
         if self._is_main:
             self._progress.stage("training", unit="step", total=total, done=self._step)
@@ -331,6 +339,14 @@ class Experiment:
         if "episodes_per_s" in metrics:
             shown["episodes/s"] = f"{metrics['episodes_per_s']:.1f}"
         self._progress.update(step, shown)
+
+    def _log_tokens(self, episodes: Sequence[EpisodeTokens]) -> bool:
+        """Write down a step's tokens; returns whether there is room for more."""
+        room_mb = self._arguments.token_records_mb
+        has_room = self._run.log_tokens(episodes, max_bytes=room_mb * 1e6)
+        if not has_room:
+            self._progress.note(f"tokens/ has its {room_mb:g} MB: no more is kept (--token_records_mb)")
+        return has_room
 
     def _on_main(self, call: Callable[[], _Result]) -> _Result:
         return from_main(self._processes, call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ class RecordedRollouts:
         shuffle_seed: for a control run: the rewards of each batch are shuffled among its episodes, after they have
             been written down as they were.
         keep: most episodes of a step that are written down; None: all.
+        next_step: number of the training step that the next batch is taken for, where a batch has several; None: that
+            of the batch.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class RecordedRollouts:
         *,
         shuffle_seed: int | None = None,
         keep: int | None = None,
+        next_step: Callable[[], int] | None = None,
     ) -> None:
         self._source, self._run, self._interruption = source, run, interruption
-        self._shuffle_seed, self._keep = shuffle_seed, keep
+        self._shuffle_seed, self._keep, self._next_step = shuffle_seed, keep, next_step
         self.batch_lost = False
         """A batch was taken from the buffer and not trained on, because a signal fell between the two."""
 
@@ -66,7 +69,8 @@ class RecordedRollouts:
         except Interrupted:
             self.batch_lost = self._source.counts()["consumed"] != consumed
             raise
-        self._run.log_trajectories("train", step + 1, batch[: self._keep])
+        used_in = step + 1 if self._next_step is None else self._next_step()
+        self._run.log_trajectories("train", used_in, batch[: self._keep])
         if self._shuffle_seed is not None:
             rewards = [trajectory.reward for trajectory in batch]
             random.Random(f"{self._shuffle_seed}:{step}").shuffle(rewards)

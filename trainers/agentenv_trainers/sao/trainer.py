@@ -201,6 +201,8 @@ class SAOTrainer(PolicyTrainer):
             advantages = torch.zeros_like(returns)
         else:
             values, ends = learner.values(batch)
+            if self.token_recorder is not None:
+                self.token_recorder.set_values(values)
             advantages, _ = self._estimate(batch, values, ends, gae_lambda=None)
             self._record("value_mean", mean_and_variance(values)[0])
         self._record("critic_s", time.perf_counter() - started)
