@@ -54,6 +54,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "agentenv.evaluation.command:add_parser",
             "measure how often a model, a server or a baseline solves an environment's tasks",
         ),
+        Command("report", "agentenv.report.command:add_parser", "write the report of a run as one HTML file"),
         Command(
             "proxy", "agentenv.proxy_command:add_parser", "serve a model to agent programs, record episodes"
         ),

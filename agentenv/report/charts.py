@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -131,14 +131,8 @@ def line_chart(
     high = max(high, y_ticks[-1]) if y_range[1] is None else high
     if high <= low:
         high = low + 1.0
-    x_low, x_high = min(x for x, _ in finite), max(x for x, _ in finite)
-    if x_high <= x_low:
-        x_low, x_high = x_low - 0.5, x_high + 0.5
-
+    x_low, x_high, at_x = _x_scale([x for x, _ in finite])
     top = _TOP + 12 if len(series) > 1 else _TOP
-
-    def at_x(x: float) -> float:
-        return _LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - _LEFT - _RIGHT)
 
     def at_y(y: float) -> float:
         inside = min(max(y, low), high)
@@ -151,12 +145,7 @@ def line_chart(
             parts.append(_line("grid", _LEFT, y, WIDTH - _RIGHT, y))
             parts.append(_text(f"{tick * 100:g}%" if percent else f"{tick:g}", _LEFT - 7, y + 4, "end"))
     base = HEIGHT - _BOTTOM
-    parts.append(_line("axis", _LEFT, base, WIDTH - _RIGHT, base))
-    for tick in nice_ticks(x_low, x_high, 7):
-        # Steps are whole numbers: a short run gets no ticks between them.
-        if x_low <= tick <= x_high and tick == round(tick):
-            parts.append(_text(f"{tick:g}", at_x(tick), base + 15, "middle"))
-    parts.append(_text(x_label, WIDTH - _RIGHT, HEIGHT - 3, "end"))
+    parts.append(_x_axis(x_low, x_high, at_x, x_label))
     for x, text in marks:
         if x_low <= x <= x_high:
             parts.append(_line("axis dashed", at_x(x), top, at_x(x), base))
@@ -191,6 +180,46 @@ def line_chart(
         parts.append(_line("axis dashed", _LEFT, y, WIDTH - _RIGHT, y))
         parts.append(_text(text, x, y - 5, "start" if at_left else "end", "level"))
     return _frame("".join(parts), label or series[0].name)
+
+
+def stacked_chart(
+    xs: Sequence[float], layers: Mapping[str, Sequence[float]], *, x_label: str = "step", label: str = ""
+) -> str:
+    """An ``<svg>`` of shares that make up the whole at each x, one band above the other, the first at the bottom.
+
+    Args:
+        xs: ascending.
+        layers: per name one share at each x, between 0 and 1; at each x they add up to 1.
+        x_label: name of the horizontal axis.
+        label: what a screen reader says.
+    """
+    if not xs or not layers:
+        return _frame(_text("no data yet", WIDTH / 2, HEIGHT / 2, "middle"), label)
+    x_low, x_high, at_x = _x_scale(xs)
+    top, base = _TOP + 12, HEIGHT - _BOTTOM
+
+    def at_y(share: float) -> float:
+        return top + (1.0 - min(max(share, 0.0), 1.0)) * (base - top)
+
+    # Shares are those of a step: a single one is drawn as wide as the chart.
+    columns = [at_x(x) for x in xs] if len(xs) > 1 else [at_x(x_low), at_x(x_high)]
+    below = [0.0] * len(xs)
+    parts = []
+    for index, (name, shares) in enumerate(layers.items()):
+        above = [low + share for low, share in zip(below, shares, strict=True)]
+        edges = [list(edge) if len(xs) > 1 else list(edge) * 2 for edge in (below, above)]
+        lower, upper = ([*zip(columns, map(at_y, edge), strict=True)] for edge in edges)
+        shade = f'fill-opacity="{0.15 + 0.75 * index / max(1, len(layers) - 1):.2f}"'
+        parts.append(f'<path class="fill-one" {shade} d="{_path([*lower, *reversed(upper)])}Z"/>')
+        x = _LEFT + 8 + 104 * index
+        parts.append(f'<rect class="fill-one" {shade} x="{x}" y="2" width="12" height="10"/>')
+        parts.append(_text(name, x + 17, 11, "start"))
+        below = above
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(_line("grid", _LEFT, at_y(tick), WIDTH - _RIGHT, at_y(tick)))
+        parts.append(_text(f"{tick * 100:g}%", _LEFT - 7, at_y(tick) + 4, "end"))
+    parts.append(_x_axis(x_low, x_high, at_x, x_label))
+    return _frame("".join(parts), label)
 
 
 def interval_chart(rows: Sequence[Interval], *, label: str = "", height_per_row: int = 44) -> str:
@@ -235,6 +264,24 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if raw <= factor * power * (1 + 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(index * step, 12) for index in range(first, max(last, first + 1) + 1)]
+
+
+def _x_scale(xs: Sequence[float]) -> tuple[float, float, Callable[[float], float]]:
+    """Both ends of the horizontal axis, and where an x lies on it."""
+    low, high = min(xs), max(xs)
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    return low, high, lambda x: _LEFT + (x - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
+
+
+def _x_axis(low: float, high: float, at_x: Callable[[float], float], name: str) -> str:
+    base = HEIGHT - _BOTTOM
+    parts = [_line("axis", _LEFT, base, WIDTH - _RIGHT, base)]
+    for tick in nice_ticks(low, high, 7):
+        # Steps are whole numbers: a short run gets no ticks between them.
+        if low <= tick <= high and tick == round(tick):
+            parts.append(_text(f"{tick:g}", at_x(tick), base + 15, "middle"))
+    return "".join([*parts, _text(name, WIDTH - _RIGHT, HEIGHT - 3, "end")])
 
 
 def _line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:

@@ -4,11 +4,14 @@ Invariants:
 - Self-contained: no script, no font, no request; a content security policy in the page forbids them, so that
   text which a model wrote can't bring its own.
 - Made from the run directory alone, at any moment: of an unfinished run it shows what is known.
-- Where tasks ran without isolation the page says so first.
+- Where tasks ran without isolation, or the run did not end well, the page says so first; then what looks bad.
+- Its size is bounded: curves are thinned out, tables and texts are cut, and say so.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -16,10 +19,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from agentenv.report.charts import CHART_STYLE, PALETTE, Interval, Series, interval_chart, line_chart
+from agentenv.report.charts import CHART_STYLE, PALETTE, Interval, interval_chart
+from agentenv.report.diagnosis import LEAST_STEPS, RULES, diagnose
 from agentenv.report.progress import format_seconds
-from agentenv.report.run_directory import PHASES, read_json, read_lines, write_text
-from agentenv.report.transcripts import choose_pairs, render_pair, visible
+from agentenv.report.run_data import RunData, read_run
+from agentenv.report.run_directory import PHASES, write_text
+from agentenv.report.training_curves import render_curves
+from agentenv.report.transcripts import cut, render_pair, visible, word
 
 UNISOLATED_WARNING = (
     "local-unisolated: the commands that the policy wrote ran on this machine without isolation. "
@@ -27,60 +33,9 @@ UNISOLATED_WARNING = (
 )
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-
-
-class _Chart:
-    """A curve of the report: the metrics it draws and what to say beside it."""
-
-    def __init__(
-        self,
-        title: str,
-        names: Mapping[str, str],
-        text: str,
-        *,
-        y_range: tuple[float | None, float | None] = (None, None),
-        percent: bool = False,
-    ) -> None:
-        self.title, self.names, self.text = title, names, text
-        self.y_range, self.percent = y_range, percent
-
-    def svg(self, metrics: Sequence[Mapping[str, Any]]) -> str:
-        """The curves alone; empty where no line of metrics has a value for them."""
-        series = []
-        for name, label in self.names.items():
-            lines = [line for line in metrics if name in line]
-            if lines:
-                series.append(Series(label, [line["step"] for line in lines], [line[name] for line in lines]))
-        if not series:
-            return ""
-        return line_chart(series, y_range=self.y_range, percent=self.percent, label=self.title)
-
-    def render(self, metrics: Sequence[Mapping[str, Any]]) -> str:
-        """The curves with their caption."""
-        svg = self.svg(metrics)
-        caption = f"<b>{escape(self.title)}</b><span>{escape(self.text)}</span>"
-        return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>" if svg else ""
-
-
-CHARTS = (
-    _Chart("Success", {"success": "success"}, "Share of the batch's episodes that solved their task.",
-           y_range=(0.0, None), percent=True),
-    _Chart("Reward", {"reward": "reward"}, "Mean reward of the batch."),
-    _Chart("Explained variance", {"explained_variance": "explained variance"},
-           "How much of the returns' variance the critic predicts; 0 or below: the critic knows nothing.",
-           y_range=(None, 1.0)),
-    _Chart("Masked share", {"masked_low": "ratio too low", "masked_high": "ratio too high"},
-           "Tokens left out by the double-sided mask; a steep rise means the rollouts are too old.",
-           y_range=(0.0, None), percent=True),
-    _Chart("Staleness", {"staleness_mean": "mean", "staleness_max": "max"},
-           "Weight updates between an episode's start and its use; bounded by the asynchrony setting.",
-           y_range=(0.0, None)),
-    _Chart("Response length", {"response_tokens": "tokens"},
-           "Tokens the policy wrote per episode; a collapse often shows here first.", y_range=(0.0, None)),
-    _Chart("Entropy", {"entropy": "entropy"}, "Of the policy, nats per token; near 0 it explores no more.",
-           y_range=(0.0, None)),
-    _Chart("Speed", {"episodes_per_s": "episodes/s"}, "Finished episodes per second.", y_range=(0.0, None)),
-)  # fmt: skip
+_MOST_ROWS = 40
+_MOST_CHARS = 600
+"""Of a setting, a reason or an error."""
 
 
 def write_report(run: str | Path) -> Path:
@@ -93,49 +48,27 @@ def write_report(run: str | Path) -> Path:
         The path of the report.
 
     Raises:
-        UsageError: the directory holds no run, or a file of it is broken.
+        UsageError: the directory holds no run, or its run.json or summary.json is broken.
     """
-    path = Path(run)
-    record = read_json(path / "run.json")
-    summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {}
-    metrics = list(read_lines(path / "metrics.jsonl"))
-    counts: dict[str, Counter[str]] = {phase: Counter() for phase in PHASES}
-    episodes: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
-    for line in read_lines(path / "trajectories.jsonl"):
-        phase = line["phase"]
-        counts[phase][_outcome(line)] += 1
-        if phase in episodes:
-            episodes[phase].append(line)
-    report = path / "report.html"
-    write_text(report, render(record, summary, metrics, counts, episodes))
+    report = Path(run) / "report.html"
+    write_text(report, render(read_run(run)))
     return report
 
 
-def render(
-    record: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    metrics: Sequence[Mapping[str, Any]],
-    counts: Mapping[str, Mapping[str, int]],
-    episodes: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> str:
-    """The page as text.
-
-    Args:
-        record: run.json.
-        summary: summary.json; empty while the run is not finished.
-        metrics: the lines of metrics.jsonl.
-        counts: episodes per phase and outcome.
-        episodes: lines of trajectories.jsonl of the phases before and after.
-    """
-    name = str(record.get("name", "run"))
+def render(run: RunData) -> str:
+    """The page as text."""
+    name = str(run.record.get("name", "run"))
     body = [
-        _head(name, record, summary),
-        _tiles(record, summary, metrics),
-        _success(record, summary),
-        _curves(metrics),
-        _counts(summary, counts),
-        _transcripts(episodes),
-        _configuration(record),
+        _head(name, run),
+        _tiles(run),
+        _diagnoses(run),
+        _success(run),
+        _curves(run),
+        _episodes(run),
+        _failures(run),
+        _transcripts(run),
+        _configuration(run.record),
+        _repeat(name, run.record),
     ]
     page_style = resources.files("agentenv.report").joinpath("style.css").read_text("utf-8")
     return (
@@ -148,44 +81,54 @@ def render(
     )
 
 
-def _head(name: str, record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+_STATES = {
+    "interrupted": "The run was interrupted; --resume goes on with it.",
+    "running": "The run is going on: this is what was known when the page was made.",
+    "stopped": "The run ended without a word (killed, or the machine went down); --resume goes on with it.",
+}
+
+
+def _head(name: str, run: RunData) -> str:
+    record, summary = run.record, run.summary
     sandbox = summary.get("sandbox", record.get("sandbox"))
-    status = str(summary.get("status", "unfinished"))
-    badges = [f"status: {status}"]
+    badges = [f"status: {run.status}"]
     if sandbox:
         badges.append(f"sandbox: {sandbox}")
+    if _is_control(record):
+        badges.append("control run: its rewards are shuffled")
     text = "".join(f'<span class="badge">{visible(badge)}</span>' for badge in badges)
-    parts = [
-        f"<h1>{visible(name)}</h1>",
-        f'<p class="soft">started {visible(str(record.get("started", "at an unknown time")))}</p>{text}',
-    ]
-    if sandbox == "local-unisolated":
-        parts.append(f'<div class="warning">{escape(UNISOLATED_WARNING)}</div>')
+    warnings = [UNISOLATED_WARNING] if sandbox == "local-unisolated" else []
     if summary.get("error"):
-        parts.append(f'<div class="warning">The run failed: {visible(str(summary["error"]))}</div>')
-    elif status == "interrupted":
-        parts.append('<div class="warning">The run was interrupted; --resume goes on with it.</div>')
-    return "".join(parts)
+        warnings.append(f"The run failed: {_short(summary['error'])}")
+    elif run.status in _STATES:
+        warnings.append(_STATES[run.status])
+    return "".join(
+        [
+            f"<h1>{visible(name)}</h1>",
+            f'<p class="soft">started {visible(str(record.get("started", "at an unknown time")))}</p>{text}',
+            *(f'<div class="warning">{visible(warning)}</div>' for warning in [*warnings, *run.notes]),
+        ]
+    )
 
 
-def _tiles(
-    record: Mapping[str, Any], summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
-) -> str:
+def _tiles(run: RunData) -> str:
+    summary = run.summary
     tiles: list[tuple[str, str]] = []
-    before, after = _result(record, summary, "before"), _result(record, summary, "after")
+    before, after = run.result("before"), run.result("after")
     if before:
         tiles.append((_percent(before["success"]), "success before training"))
     if after:
         tiles.append((_percent(after["success"]), "success after training"))
     if before and after:
         tiles.append((f"{(after['success'] - before['success']) * 100:+.1f}", "gain in percentage points"))
-    if metrics:
-        tiles.append((f"{metrics[-1]['step']}", "training steps"))
+    if run.metrics:
+        tiles.append((f"{run.metrics[-1]['step']}", "training steps"))
     episodes = summary.get("episodes") or {}
     if "consumed" in episodes:
         tiles.append((f"{episodes['consumed']:,}", "episodes trained on"))
-    if summary.get("seconds") is not None:
-        tiles.append((format_seconds(summary["seconds"]), "in all"))
+    seconds = summary.get("seconds") or (run.metrics[-1].get("seconds") if run.metrics else None)
+    if seconds is not None:
+        tiles.append((format_seconds(seconds), "in all" if summary else "so far"))
     if summary.get("containers_left") is not None:
         tiles.append((f"{summary['containers_left']}", "containers left behind"))
     shown = "".join(
@@ -194,28 +137,65 @@ def _tiles(
     return f'<div class="tiles">{shown}</div>' if tiles else ""
 
 
-def _success(record: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _diagnoses(run: RunData) -> str:
+    if not run.metrics:
+        return ""
+    title = "<h2>What looks bad</h2>"
+    if len(run.metrics) < LEAST_STEPS:
+        return f'{title}<p class="soft">Fewer than {LEAST_STEPS} steps tell nothing yet.</p>'
+    findings = diagnose(run.metrics, run.record.get("settings") or {})
+    if not findings:
+        return (
+            f'{title}<p class="soft">Nothing, by the {len(RULES)} rules of docs/reading-a-run.md. '
+            "Whether the run learned is what the intervals below say.</p>"
+        )
+    control = (
+        '<p class="soft">In a control run nothing can be learned: what stands here is what that looks like.</p>'
+        if _is_control(run.record)
+        else ""
+    )
+    rows = "".join(
+        f"<li><b>{visible(item.sentence)}</b> {visible(item.advice)} "
+        f'<span class="soft">docs/reading-a-run.md#{escape(item.name)}</span></li>'
+        for item in findings
+    )
+    return f'{title}{control}<ul class="findings">{rows}</ul>'
+
+
+def _success(run: RunData) -> str:
     rows = []
     sizes = []
     for phase in ("before", "after"):
-        result = _result(record, summary, phase)
+        result = run.result(phase)
         if result:
             low, high = result.get("interval") or (result["success"], result["success"])
             rows.append(Interval(phase, result["success"], low, high))
-            sizes.append(f"{result['episodes']} episodes {phase}")
+            sizes.append(f"{result.get('episodes', '?')} episodes {phase}")
     if not rows:
         return ""
     chart = interval_chart(rows, label="success before and after training")
     return (
         "<h2>Success before and after</h2>"
-        f'<figure class="wide"><figcaption><span>{visible(str(record.get("eval_tasks", "")))} '
+        f'<figure class="wide"><figcaption><span>{visible(str(run.record.get("eval_tasks", "")))} '
         f"Sampled at temperature 1; {escape(', '.join(sizes))}. Bars: 95% Wilson intervals.</span></figcaption>"
-        f"{chart}</figure>"
+        f"{chart}</figure>{_families(run)}"
     )
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
-    charts = "".join(chart.render(metrics) for chart in CHARTS)
+def _families(run: RunData) -> str:
+    shares = {phase: (run.result(phase) or {}).get("families") or {} for phase in ("before", "after")}
+    names = sorted({name for found in shares.values() for name in found})
+    if len(names) < 2:
+        return ""
+    rows = [
+        [name, *(_percent(found[name]) if name in found else "" for found in shares.values())]
+        for name in names
+    ]
+    return f"<details><summary>By family of tasks</summary>{_rows(['family', *shares], rows)}</details>"
+
+
+def _curves(run: RunData) -> str:
+    charts = render_curves(run.metrics)
     if not charts:
         return '<h2>Training</h2><p class="soft">No training step is finished yet.</p>'
     return (
@@ -224,51 +204,70 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _counts(summary: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]) -> str:
-    phases = [phase for phase in PHASES if counts.get(phase)]
+def _episodes(run: RunData) -> str:
+    phases = [phase for phase in PHASES if run.ends.get(phase)]
     parts = ["<h2>Episodes</h2>"]
     if phases:
-        names = sorted({name for phase in phases for name in counts[phase]})
-        head = "".join(f'<th class="number">{phase}</th>' for phase in phases)
-        rows = "".join(
-            f"<tr><td>{visible(name)}</td>{''.join(_share(counts[phase], name) for phase in phases)}</tr>"
-            for name in names
-        )
-        parts.append(f'<div class="scroll"><table><tr><th>outcome</th>{head}</tr>{rows}</table></div>')
-    ledger = summary.get("episodes")
+        totals = {phase: sum(run.ends[phase].values()) for phase in phases}
+        all_ends = sum((run.ends[phase] for phase in phases), Counter[tuple[str, str]]())
+        order = {"solved": 0, "not solved": 1, "failed": 2}
+        ends = sorted(all_ends, key=lambda end: (order[end[0]], -all_ends[end], end[1]))
+        rows = [
+            [kind, reason, *(_share(run.ends[phase][kind, reason], totals[phase]) for phase in phases)]
+            for kind, reason in ends
+        ]
+        parts.append(_rows(["outcome", "ended by", *phases], rows))
+        parts.append('<p class="soft">Of training those that trajectories.jsonl keeps.</p>')
+    ledger = run.summary.get("episodes")
     if ledger:
         discarded = ledger.get("discarded") or {}
         reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(discarded.items())) or "none"
         parts.append(
             f"<p>Training rollouts: {ledger.get('produced', 0)} produced = "
             f"{ledger.get('consumed', 0)} consumed + {ledger.get('buffered', 0)} buffered + "
-            f"{sum(discarded.values())} discarded ({visible(reasons)}).</p>"
+            f"{sum(discarded.values())} discarded ({visible(_short(reasons))}).</p>"
         )
     return "".join(parts) if len(parts) > 1 else ""
 
 
-def _share(counts: Mapping[str, int], name: str) -> str:
-    number, total = counts.get(name, 0), sum(counts.values())
-    return f'<td class="number">{number} <span class="soft">({number / total:.0%})</span></td>'
+def _failures(run: RunData) -> str:
+    """Failed evaluation episodes, and those of training, which are discarded and only counted."""
+    rows = [
+        [reason, ", ".join(f"{number} {phase}" for phase, number in failure.phases.items()), failure.example]
+        for reason, failure in sorted(run.failures.items(), key=lambda item: -sum(item[1].phases.values()))
+    ]
+    last = run.metrics[-1] if run.metrics else {}
+    for name, number in last.items():
+        reason = name.removeprefix("discarded/")
+        if reason != name and reason not in _NO_FAILURES and number:
+            rows.append([reason, f"{number:g} of training", ""])
+    if not rows:
+        return ""
+    return (
+        "<h2>Failures</h2><p>Episodes that ended for reasons outside the policy; nothing is learned from them, and "
+        f"no success is counted.</p>{_rows(['reason', 'episodes', 'such as'], rows)}"
+    )
 
 
-def _transcripts(episodes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    pairs = choose_pairs(episodes.get("before", ()), episodes.get("after", ()))
-    if not pairs:
-        lone = list(episodes.get("before", ()))[:2]
-        shown = "".join(render_pair(item, None) for item in lone)
+_NO_FAILURES = {"surplus", "stale", "filtered", "stopped"}
+"""Reasons for which a sound episode is discarded; see docs/metrics.md."""
+
+
+def _transcripts(run: RunData) -> str:
+    if not run.pairs:
+        shown = "".join(render_pair(item, None) for item in run.lone)
         return f"<h2>Transcripts</h2>{shown}" if shown else ""
     parts = [
         "<h2>Transcripts</h2>",
         '<p class="soft">The same task before and after training. Chosen by rule: one that training '
         "mended, one that failed both times, one solved both times, one that training broke; "
-        "as far as there are such.</p>",
+        "as far as there are such. <code>agentenv view</code> shows all of them.</p>",
     ]
-    for index, (before, after) in enumerate(pairs):
-        task = str(before.get("task_id") or f"seed {before['seed']}")
+    for index, (before, after) in enumerate(run.pairs):
+        task = _short(before.get("task_id") or f"seed {before.get('seed')}")
         parts.append(
-            f"<details{' open' if index == 0 else ''}><summary>{visible(task)}: {_word(before)} before, "
-            f"{_word(after)} after</summary>{render_pair(before, after)}</details>"
+            f"<details{' open' if index == 0 else ''}><summary>{visible(task)}: {word(before)} before, "
+            f"{word(after)} after</summary>{render_pair(before, after)}</details>"
         )
     return "".join(parts)
 
@@ -282,9 +281,33 @@ def _configuration(record: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
+def _repeat(name: str, record: Mapping[str, Any]) -> str:
+    given = record.get("given")
+    if not isinstance(given, Mapping):
+        return ""
+    words = ["python", str(record.get("program") or f"recipes/{name}.py")]
+    for option, value in given.items():
+        if value is not None and option != "resume":
+            words += [f"--{option}", *_option(value)]
+    return (
+        "<h2>The same again</h2><p>With the versions above, in a new output directory:</p>"
+        f"<pre>{visible(shlex.join(words))}</pre>"
+    )
+
+
+def _option(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+def _is_control(record: Mapping[str, Any]) -> bool:
+    return (record.get("settings") or record.get("args") or {}).get("control") == "shuffled_rewards"
+
+
 def _table(title: str, values: Mapping[str, Any], *, open_: bool = False) -> str:
     rows = "".join(
-        f'<tr><td>{visible(str(name))}</td><td class="mono">{visible(str(value))}</td></tr>'
+        f'<tr><td>{visible(str(name))}</td><td class="mono">{visible(_short(value))}</td></tr>'
         for name, value in values.items()
     )
     return (
@@ -293,20 +316,25 @@ def _table(title: str, values: Mapping[str, Any], *, open_: bool = False) -> str
     )
 
 
-def _result(record: Mapping[str, Any], summary: Mapping[str, Any], phase: str) -> Mapping[str, Any] | None:
-    result = summary.get(phase) or record.get(phase)
-    return result if isinstance(result, Mapping) and result.get("success") is not None else None
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; of very many rows the first."""
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{visible(_short(cell))}</td>' for cell in row)}</tr>"
+        for row in rows[:_MOST_ROWS]
+    )
+    left = len(rows) - _MOST_ROWS
+    more = f'<p class="soft">and {left} more</p>' if left > 0 else ""
+    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>{more}'
 
 
-def _outcome(line: Mapping[str, Any]) -> str:
-    if "failure" in (line.get("info") or {}):
-        return f"failed: {line.get('end_reason') or 'unknown'}"
-    return f"{_word(line)}, {line.get('end_reason') or 'ended'}"
-
-
-def _word(episode: Mapping[str, Any]) -> str:
-    return "solved" if episode["success"] else "not solved"
+def _share(number: int, total: int) -> str:
+    return f"{number:,} ({number / total:.0%})"
 
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f}%"
+
+
+def _short(value: Any) -> str:
+    return cut(str(value), max_chars=_MOST_CHARS)

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -18,6 +18,8 @@ Episode = Mapping[str, Any]
 
 MAX_CHARS = 6000
 """Longest message that is shown whole; of a longer one head and tail are."""
+MAX_MESSAGES = 80
+"""Longest conversation that is shown whole; likewise."""
 
 
 def choose_pairs(
@@ -75,21 +77,33 @@ def cut(text: str, *, max_chars: int = MAX_CHARS) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
+def word(episode: Episode) -> str:
+    """Whether the task was solved, for a reader."""
+    return "solved" if episode.get("success") else "not solved"
+
+
 def _episode(title: str, episode: Episode | None) -> str:
     if episode is None:
         return ""
-    good = bool(episode["success"])
-    outcome = f'<span class="{"good" if good else "bad"}">{"solved" if good else "not solved"}</span>'
-    facts = f"{outcome} · {episode['turns']} turns · {episode['action_tokens']} tokens written"
-    if episode["end_reason"]:
-        facts += f" · end: {visible(str(episode['end_reason']))}"
-    messages = "".join(_message(item) for item in _messages(episode))
-    return f'<div class="episode"><h3>{escape(title)}: {facts}</h3>{messages}</div>'
+    outcome = f'<span class="{"good" if episode.get("success") else "bad"}">{word(episode)}</span>'
+    facts = f"{outcome} · {visible(str(episode.get('turns', '?')))} turns"
+    facts += f" · {visible(str(episode.get('action_tokens', '?')))} tokens written"
+    if episode.get("end_reason"):
+        facts += f" · end: {visible(cut(str(episode['end_reason']), max_chars=200))}"
+    messages = _messages(episode)
+    shown = [*messages[: MAX_MESSAGES // 2], *messages[-(MAX_MESSAGES // 2) :]]
+    if len(messages) <= MAX_MESSAGES:
+        shown = messages
+    left = len(messages) - len(shown)
+    gap = f'<p class="soft">{left} messages left out</p>' if left else ""
+    texts = [_message(item) for item in shown]
+    texts.insert(MAX_MESSAGES // 2, gap)
+    return f'<div class="episode"><h3>{escape(title)}: {facts}</h3>{"".join(texts)}</div>'
 
 
-def _messages(episode: Episode) -> Iterable[Mapping[str, Any]]:
+def _messages(episode: Episode) -> list[Mapping[str, Any]]:
     messages = episode.get("messages")
-    return messages if isinstance(messages, list) else []
+    return [item for item in messages if isinstance(item, Mapping)] if isinstance(messages, list) else []
 
 
 def _message(message: Mapping[str, Any]) -> str:

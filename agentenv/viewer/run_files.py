@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentenv.report.charts import standalone
-from agentenv.report.page import CHARTS, UNISOLATED_WARNING
+from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import FORMAT
+from agentenv.report.training_curves import CURVES, thinned
 from agentenv.report.transcripts import cut, revealed
 from agentenv.viewer.followed_file import FollowedFile, open_regular
 
-__all__ = ["RunFiles", "thinned"]
+__all__ = ["RunFiles"]
 
 MAX_JSON_BYTES: Final = 16 << 20
 """Of run.json and summary.json."""
@@ -34,7 +34,7 @@ CHART_POINTS: Final = 400
 """Most points of a curve; more are replaced by means."""
 RECENT_S: Final = 60.0
 """A run that wrote something so lately counts as running where its lock can't be seen."""
-_CHART_NAMES: Final = frozenset(name for chart in CHARTS for name in chart.names)
+_CHART_NAMES: Final = frozenset(name for chart in CURVES for name in chart.names)
 
 
 class RunFiles:
@@ -98,7 +98,7 @@ class RunFiles:
             "warnings": [revealed(cut(text, max_chars=2000)) for text in self._warnings(record, summary)],
             "charts": [
                 {"number": number, "title": chart.title, "text": chart.text}
-                for number, chart in enumerate(CHARTS)
+                for number, chart in enumerate(CURVES)
                 if drawn.intersection(chart.names)
             ],
         }
@@ -128,9 +128,9 @@ class RunFiles:
 
     def chart(self, number: int) -> str | None:
         """A chart as an SVG file; None: there is none of this number, or nothing to draw."""
-        if not 0 <= number < len(CHARTS):
+        if not 0 <= number < len(CURVES):
             return None
-        svg = CHARTS[number].svg(thinned(self.metrics(), CHART_POINTS))
+        svg = CURVES[number].svg(thinned(self.metrics(), CHART_POINTS))
         return standalone(svg) if svg else None
 
     def _object(self, name: str) -> dict[str, Any]:
@@ -144,24 +144,6 @@ class RunFiles:
         except (ValueError, RecursionError):
             return {"unreadable": "not valid JSON"}
         return value if isinstance(value, dict) else {"unreadable": "not a JSON object"}
-
-
-def thinned(
-    metrics: Sequence[Mapping[str, float | None]], points: int
-) -> Sequence[Mapping[str, float | None]]:
-    """The lines, or where there are more than ``points`` so many means over lines that follow each other."""
-    if len(metrics) <= points:
-        return metrics
-    edges = [len(metrics) * index // points for index in range(points + 1)]
-    return [_mean(metrics[start:end]) for start, end in itertools.pairwise(edges)]
-
-
-def _mean(lines: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    means: dict[str, float | None] = {}
-    for name in dict.fromkeys(name for line in lines for name in line):
-        values = [value for line in lines if (value := line.get(name)) is not None]
-        means[name] = sum(values) / len(values) if values else None
-    return means
 
 
 def _finite(value: Any) -> float | None:

@@ -1,10 +1,15 @@
 """The report: self-contained, escaped, complete, and loud where tasks ran unisolated."""
 
+import html
+import json
 import re
+import shlex
+import tracemalloc
 from html.parser import HTMLParser
 
 import pytest
 
+from agentenv.cli import main
 from agentenv.errors import UsageError
 from agentenv.report import RunDirectory, write_report
 from agentenv.report.curve import main as curve
@@ -110,7 +115,7 @@ def test_the_page_holds_the_result_the_curves_the_counts_and_the_transcripts(run
         "sandbox: docker",
         "1m01s",
         "7 produced = 3 consumed + 2 buffered + 2 discarded (stale 2)",
-        "not solved, max_turns",
+        "<td>not solved</td><td>max_turns</td><td>0 (0%)</td><td>3 (100%)</td>",
         "task-1: not solved before, solved after",
         "Staleness",
         "torch",
@@ -130,9 +135,127 @@ def test_an_unisolated_run_says_so_first(run):
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
     run = RunDirectory.create(tmp_path / "out", {"name": "swe_sao"})
     page = write_report(run.path).read_text()
-    assert "status: unfinished" in page
+    assert "status: running" in page
     assert "No training step is finished yet" in page
     run.close()
+    assert "status: stopped" in write_report(run.path).read_text()
+
+
+def test_lines_that_are_cut_short_or_broken_cost_nothing_but_themselves(run):
+    whole = write_report(run.path).read_text()
+    for path in (run.metrics_path, run.trajectories_path):
+        with path.open("a") as out:
+            out.write('{"step": 4, "phase": "train", "succ')
+    assert write_report(run.path).read_text() == whole
+    for path in (run.metrics_path, run.trajectories_path):
+        with path.open("ab") as out:
+            out.write(b'\n[1]\n\xff\n{"step": "x", "phase": 7}\n')
+    page = write_report(run.path).read_text()
+    assert "3 lines of metrics.jsonl could not be read and were left out" in page
+    assert "3 lines of trajectories.jsonl could not be read and were left out" in page
+    assert page.count('<svg class="chart"') == whole.count('<svg class="chart"')
+
+
+def test_a_run_of_another_layout_is_shown_as_far_as_it_is_understood(tmp_path):
+    (tmp_path / "run.json").write_text('{"name": "old", "args": {"seed": 1}}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    (tmp_path / "trajectories.jsonl").write_text(
+        '{"phase": "before", "messages": "none", "end_reason": 3}\n{"phase": "after", "seed": 2, "info": []}\n'
+    )
+    page = write_report(tmp_path).read_text()
+    assert "layout version None, this program writes 1" in page
+    assert "old" in page
+    assert "1 training steps" not in page and "training steps" in page
+
+
+def test_an_interrupted_run_tells_how_to_go_on(run):
+    run.write_summary({"status": "interrupted"})
+    assert "--resume goes on with it" in write_report(run.path).read_text()
+
+
+def test_failed_episodes_are_listed_by_reason_with_an_example(run):
+    broken = {"failure": "reset_timeout", "error": "the container <b>did not</b> start"}
+    run.log_trajectories("before", 0, [episode(8, False, info=broken), episode(9, False, info=broken)])
+    run.log_metrics(4, {"discarded/step_OSError": 3.0, "discarded/surplus": 5.0})
+    page = write_report(run.path).read_text()
+    assert (
+        "<td>reset_timeout</td><td>2 before</td><td>the container &lt;b&gt;did not&lt;/b&gt; start</td>"
+        in page
+    )
+    assert "<td>step_OSError</td><td>3 of training</td>" in page
+    assert "surplus" not in page
+
+
+def test_an_environment_that_ends_every_episode_in_its_own_way_does_not_make_the_page_long(run):
+    ends = [episode(n, False, end_reason=f"<i>{n}</i>" + "x" * 5000) for n in range(60)]
+    run.log_trajectories("train", 3, ends)
+    page = write_report(run.path).read_text()
+    assert "and 23 more" in page  # of these 60 and the fixture's 3 kinds 40 are shown
+    assert "<i>" not in page
+    assert len(page) < 100_000
+
+
+def test_what_looks_bad_is_said_and_a_short_run_is_not_judged(run):
+    assert "Fewer than 10 steps tell nothing yet" in write_report(run.path).read_text()
+    for step in range(4, 20):
+        run.log_metrics(step, {"explained_variance": 0.0, "success": 0.2})
+    page = write_report(run.path).read_text()
+    assert "The critic explains nothing" in page
+    assert "docs/reading-a-run.md#critic" in page
+
+
+def test_a_control_run_says_that_it_is_one(tmp_path):
+    run = RunDirectory.create(tmp_path / "out", {"settings": {"control": "shuffled_rewards"}})
+    for step in range(1, 20):
+        run.log_metrics(step, {"explained_variance": 0.0})
+    page = write_report(run.path).read_text()
+    run.close()
+    assert "control run" in page
+    assert "In a control run nothing can be learned" in page
+
+
+def test_the_command_to_repeat_a_run_can_be_pasted_into_a_shell(tmp_path):
+    given = {"seed": 3, "env_kwargs": '{"levels": [1]}', "smoke": True, "layers": ["q", "k"], "resume": True}
+    run = RunDirectory.create(tmp_path / "out", {"name": "swe_sao", "given": given})
+    run.close()
+    command = html.unescape(re.search("<pre>(python .*?)</pre>", write_report(run.path).read_text())[1])
+    assert shlex.split(command) == [
+        *("python", "recipes/swe_sao.py", "--seed", "3", "--env_kwargs", '{"levels": [1]}'),
+        *("--smoke", "True", "--layers", "q", "k"),
+    ]
+
+
+def test_the_page_of_a_long_run_is_no_longer_than_that_of_a_short_one(tmp_path):
+    sizes, peaks = [], []
+    for steps in (500, 5000):
+        run = RunDirectory.create(tmp_path / str(steps), {"name": "long"})
+        line = {"success": 0.5, "reward": 0.5, "staleness/1": 8.0, "policy_grad_norm": 1.0, "entropy": 0.3}
+        with run.metrics_path.open("w") as out:
+            out.writelines(json.dumps({"step": step, **line}) + "\n" for step in range(1, steps + 1))
+        with run.trajectories_path.open("w") as out:
+            for number in range(steps):
+                text = [{"role": "assistant", "content": f"{number} " + "word " * 200}]
+                out.write(
+                    json.dumps(
+                        {"phase": "train", "step": 1, "success": False, "messages": text, "end_reason": "x"}
+                    )
+                    + "\n"
+                )
+        run.close()
+        tracemalloc.start()
+        sizes.append(write_report(run.path).stat().st_size)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert sizes[1] < sizes[0] * 1.05
+    # Ten times the episodes, 5 MB of text, cost what ten times the steps do: 1 kB each, numbers and their names.
+    assert peaks[1] < peaks[0] + 4500 * 1000
+
+
+def test_the_command_writes_the_report_and_prints_its_path(run, capsys):
+    assert main(["report", str(run.path)]) == 0
+    assert capsys.readouterr().out == f"{run.path / 'report.html'}\n"
+    assert main(["report", str(run.path / "nowhere")]) == 2
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_a_failed_run_names_its_error(run):
