@@ -232,8 +232,8 @@ def episode_head(line: bytes) -> bytes:
 
     What it cuts at can't stand inside a string, where a quotation mark has a backslash before it.
     """
-    head, found, _ = line.partition(b', "info": ')
-    return head + b"}" if found else line
+    end = line.find(b', "info": ')
+    return line[:end] + b"}" if end >= 0 else line
 
 
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

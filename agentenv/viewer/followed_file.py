@@ -94,22 +94,22 @@ class FollowedFile:
         self._restart()
 
     def _read(self, descriptor: int, deadline: float) -> None:
-        place, rest = self.read_bytes, bytearray()  # `rest`: a line's start that lies before `place`
+        place, rest = self.read_bytes, b""  # `rest`: a line's start that lies before `place`
         while part := os.pread(descriptor, _PART_BYTES, place):
             place += len(part)
+            begin = 0
+            while (end := part.find(b"\n", begin)) >= 0:
+                if self._in_long_line:
+                    self._in_long_line, self.read_bytes = False, place - len(part) + end + 1
+                else:
+                    self._hand_on(rest + part[begin:end])
+                begin, rest = end + 1, b""
+            rest += part[begin:]
             if self._in_long_line:
-                _, ended, part = part.partition(b"\n")
-                self.read_bytes = place - len(part)
-                self._in_long_line = not ended
-            rest += part
-            if b"\n" in part:
-                *lines, last = bytes(rest).split(b"\n")
-                rest = bytearray(last)
-                for line in lines:
-                    self._hand_on(line)
-            if len(rest) > MAX_LINE_BYTES:
+                self.read_bytes, rest = place, b""
+            elif len(rest) > MAX_LINE_BYTES:
                 self._add(self.read_bytes, b"")
-                self._in_long_line, self.read_bytes, rest = True, place, bytearray()
+                self._in_long_line, self.read_bytes, rest = True, place, b""
             if time.monotonic() > deadline:
                 break
         self.complete = place >= self.size
