@@ -67,6 +67,11 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     ),
     "machines": (
         Command(
+            "completion",
+            "agentenv.console.completion:add_parser",
+            "write a script that completes commands in a shell",
+        ),
+        Command(
             "doctor",
             "agentenv_envs.doctor:add_commands",
             "check what this machine has of what environments and training need",

@@ -1,7 +1,7 @@
 """One line that tells a person where a run is.
 
 On a terminal the line is redrawn in place; elsewhere (a file, CI) whole lines are printed, at most one per
-interval, so that a log stays readable.
+interval, so that a log stays readable. `--quiet` leaves the line out, `--log-format json` makes it an object.
 
     training  step 12/70  reward 0.41  success 0.38  staleness 0.8  7.9 episodes/s  3m20s left
 
@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
+
+from agentenv.console.output import is_quiet, report_progress
 
 
 class Progress:
@@ -60,6 +62,8 @@ class Progress:
 
     def update(self, done: int, values: Mapping[str, str] | None = None) -> None:
         """Show that ``done`` units of the stage are done, with named values already formatted."""
+        if is_quiet():
+            return
         line = self._line(done, values or {})
         if self._live is not None:
             self._live.update(line)
@@ -68,13 +72,15 @@ class Progress:
         last = self._total is not None and done >= self._total
         if self._printed_at is None or last or now - self._printed_at >= self._interval_s:
             self._printed_at = now
-            self._print(line)
+            fields = {"stage": self._name, "unit": self._unit, "done": done, "total": self._total}
+            if not report_progress(line, {**fields, "values": dict(values or {})}):
+                self._print(line)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
+        elif not report_progress(text, {"stage": self._name}):
             self._print(text)
 
     def close(self) -> None:
@@ -135,7 +141,7 @@ class _Live:
 
 def _open_live(stream: IO[str]) -> _Live | None:
     """The redrawn line where the stream is a terminal and rich is installed, else None."""
-    if not stream.isatty():
+    if is_quiet() or not stream.isatty():
         return None
     try:
         return _Live(stream)

@@ -59,23 +59,12 @@ def options_page(root: Path) -> str:
 
 def commands_page() -> str:
     """What `agentenv COMMAND --help` prints, for each."""
+    from agentenv.cli import whole_parser
+
     lines = ["# Commands", "", "What `--help` of each prints.", ""]
-    for name, parser in _subparsers(_whole_parser()):
+    for name, parser in _subparsers(whole_parser()):
         lines += [f"## `agentenv {name}`", "", "```text", _help(parser), "```", ""]
     return "\n".join(lines)
-
-
-def _whole_parser() -> argparse.ArgumentParser:
-    from agentenv import cli
-    from agentenv.console.table import COMMANDS
-
-    parser = argparse.ArgumentParser(prog="agentenv")
-    subparsers = parser.add_subparsers()
-    for group in COMMANDS.values():
-        for command in group:
-            command.load()(subparsers)
-    cli._add_plugins(subparsers)
-    return parser
 
 
 def _subparsers(

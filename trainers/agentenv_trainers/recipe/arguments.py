@@ -78,6 +78,8 @@ class RecipeArguments(EngineArguments, LoraArguments):
     smoke: bool = setting(
         False, "The whole way at a tiny size, to see that it works; its numbers mean nothing."
     )
+    quiet: bool = setting(False, "No progress on stderr; results, warnings and errors stay.")
+    log_format: Literal["text", "json"] = setting("text", "Of stderr: text, or one JSON object a line.")
 
     def __post_init__(self) -> None:
         if self.eval_episodes < 1:

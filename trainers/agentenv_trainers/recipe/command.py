@@ -1,7 +1,4 @@
-"""A recipe as a program: what its exit code and its last line say.
-
-0 done    1 the run failed    2 the user's mistake    130 ended by Ctrl-C (143 by SIGTERM)
-"""
+"""A recipe as a program: its exit codes are those of `agentenv.console.exit_codes`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import transformers
 
-from agentenv.errors import AgentEnvError, UsageError
+from agentenv.console.exit_codes import run_program
+from agentenv.console.output import stderr_as, stderr_options
 from agentenv_trainers.processes import disconnect
 
 
@@ -26,31 +24,18 @@ def run_recipe(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
         main: takes the arguments, returns the exit code.
         argv: arguments without the program's name; those of the process by default.
     """
-    _quiet_libraries()
+    quiet, log_format = stderr_options(sys.argv[1:] if argv is None else argv)
+    rank = os.environ.get("RANK", "0")
     try:
-        return main(argv)
-    except UsageError as error:
-        _say(error)
-        return 2
-    except AgentEnvError as error:
-        _say(error)
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
+        with stderr_as(quiet=quiet, log_format=log_format):
+            _quiet_libraries()
+            return run_program(lambda: main(argv), name="" if rank == "0" else f"process {rank}")
     finally:
         disconnect()
 
 
-def _say(error: Exception) -> None:
-    rank = os.environ.get("RANK", "0")
-    who = "" if rank == "0" else f"process {rank}: "
-    sys.stderr.write(f"{who}error: {' '.join(str(error).split())}\n")
-
-
 def _quiet_libraries() -> None:
     """Leave the terminal to the progress line: what remains are warnings of this project and errors."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     transformers.utils.logging.set_verbosity(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     for module in ("transformers", "trl", "accelerate", "torch"):

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from agentenv.console.output import line_for_signal
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STDERR = 2
 
@@ -83,15 +85,15 @@ class Interruption:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
             # Plain writes: the progress line's lock may be held by the code that was interrupted.
-            self._say(b"\nended by force; the next start removes the sandboxes that are left\n")
+            self._say("ended by force; the next start removes the sandboxes that are left")
             self._force(128 + signum)
             return
         self.signum = signum
         if self._immediate:
             self._immediate = False
             raise Interrupted(signum)
-        self._say(b"\nending after this training step; once more ends at once\n")
+        self._say("ending after this training step; once more ends at once")
 
-    def _say(self, text: bytes) -> None:
+    def _say(self, text: str) -> None:
         if not self._quiet:
-            os.write(_STDERR, text)
+            os.write(_STDERR, line_for_signal(text))

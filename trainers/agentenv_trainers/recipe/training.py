@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from agentenv.console.output import stderr_as
 from agentenv.inference import LLMProxy
 from agentenv.report import RunDirectory
 from agentenv.rollout import AsyncController
@@ -119,6 +120,10 @@ class Recipe:
             RolloutError: the run had to stop.
         """
         parsed = self.parse(argv)
+        with stderr_as(quiet=parsed.arguments.quiet, log_format=parsed.arguments.log_format):
+            return self._run(parsed)
+
+    def _run(self, parsed: Parsed[Any, Any]) -> int:
         arguments, config = parsed.arguments, parsed.config
         if not parsed.is_main_process:
             along = Experiment(self.name, parsed, None, eval_env=None, eval_tasks="")

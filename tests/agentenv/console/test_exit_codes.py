@@ -1,0 +1,54 @@
+"""How programs end."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agentenv.console.exit_codes import ExitCode, run_program
+from agentenv.console.output import stderr_as
+from agentenv.errors import EnvError, MissingExtraError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (UsageError("bad\n input"), 2, "x: error: bad input\n"),
+        (
+            MissingExtraError("bm25s", "shop"),
+            2,
+            "x: error: bm25s is not installed; pip install 'agentenv-rl[shop]'\n",
+        ),
+        (EnvError("it broke"), 1, "x: error: it broke\n"),
+        (KeyboardInterrupt(), 130, "x: interrupted\n"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_raised_on_purpose_is_one_line_and_a_code(
+    raised: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call() -> int:
+        raise raised
+
+    assert run_program(call, name="x") == code
+    assert capsys.readouterr().err == said
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def call() -> int:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        run_program(call, name="x")
+    with stderr_as(log_format="json"):
+        assert run_program(call, name="x") == 1
+    assert '"exception": "Traceback' in capsys.readouterr().err
+
+
+def test_the_programs_own_code_is_handed_on() -> None:
+    assert run_program(lambda: 3) == 3
+
+
+def test_the_documentation_has_every_code(repository: Path) -> None:
+    table = re.findall(r"^\| (\d+) \| \S", (repository / "docs" / "console.md").read_text(), re.MULTILINE)
+    assert [int(code) for code in table] == [int(code) for code in ExitCode]
