@@ -42,7 +42,7 @@ STATES: Mapping[str, Mapping[str, str]] = {
     "environments": {
         "generate": "waits for the policy's turn, from request to reply",
         "reset": "the environment is made or reset",
-        "step": "the environment answers an action; for an agent program: it does anything but wait for a reply",
+        "step": "the environment answers an action; an agent program does anything but wait for a reply",
         "barrier": "waits for the other environments (mode batch)",
         "settling": "waits for an environment call of a cancelled episode to end",
         "between": "in an episode, in none of these: tokens are put together",
