@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentenv.report.run_directory import FORMAT, PHASES
+from agentenv.report.run_directory import FORMAT, PHASES, is_being_written
 from agentenv.report.text_files import read_json
 from agentenv.report.transcripts import choose_pairs
 
@@ -75,7 +74,7 @@ def read_run(run: str | Path) -> RunData:
         UsageError: there is no run.json, or it is no JSON object.
     """
     path = Path(run)
-    data = RunData(read_json(path / "run.json"), is_live=_is_locked(path))
+    data = RunData(read_json(path / "run.json"), is_live=is_being_written(path))
     layout = data.record.get("format")
     if layout != FORMAT:
         data.notes.append(
@@ -161,14 +160,3 @@ def _scan(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any]
     if broken:
         noun, was = ("line", "was") if broken == 1 else ("lines", "were")
         notes.append(f"{broken} {noun} of {path.name} could not be read and {was} left out.")
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with (path / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False

@@ -27,6 +27,8 @@ import fcntl
 import itertools
 import json
 import math
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -42,6 +44,7 @@ __all__ = [
     "RunDirectory",
     "episode_head",
     "episode_record",
+    "is_being_written",
     "read_json",
     "read_lines",
     "write_json",
@@ -234,6 +237,29 @@ def episode_head(line: bytes) -> bytes:
     """
     end = line.find(b', "info": ')
     return line[:end] + b"}" if end >= 0 else line
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a process holds the lock of a run directory, as far as can be seen from here.
+
+    Linux lists locks; to try the lock, as is done elsewhere, could be in the way of a run that starts at that moment.
+    """
+    try:
+        found = (path / ".lock").stat()
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        try:
+            locks = Path("/proc/locks").read_text()
+        except OSError:
+            with (path / ".lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    place = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} "
+    return any(" FLOCK " in line and place in line for line in locks.splitlines())
 
 
 def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from agentenv.report.charts import standalone
 from agentenv.report.page import UNISOLATED_WARNING
-from agentenv.report.run_directory import FORMAT
+from agentenv.report.run_directory import FORMAT, is_being_written
 from agentenv.report.training_curves import CURVES, thinned
 from agentenv.report.transcripts import cut, revealed
 from agentenv.viewer.followed_file import FollowedFile, open_regular
@@ -106,9 +106,9 @@ class RunFiles:
     def _state(self, summary: Mapping[str, Any], age_s: float | None) -> str:
         if summary.get("status"):
             return str(summary["status"])
-        if _locked(self._path / ".lock") or (age_s is not None and age_s < RECENT_S):
+        if is_being_written(self._path) or (age_s is not None and age_s < RECENT_S):
             return "running"
-        return "unfinished"
+        return "stopped"
 
     def _warnings(self, record: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
         warnings = []
@@ -157,14 +157,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _locked(path: Path) -> bool:
-    """Whether a process of this machine holds the lock, as far as can be seen: Linux lists locks without taking one."""
-    try:
-        found = path.stat()
-        locks = Path("/proc/locks").read_text()
-    except OSError:
-        return False
-    place = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} "
-    return any(" FLOCK " in line and place in line for line in locks.splitlines())

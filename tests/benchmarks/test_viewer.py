@@ -66,3 +66,18 @@ def test_without_a_browser_it_says_so(
     monkeypatch.setenv("PATH", "/nowhere")
     assert viewer.main(["--episodes", "2"]) == 2
     assert "no Chromium is installed" in capsys.readouterr().err
+
+
+def test_a_picture_of_the_documentation_is_taken_of_a_run(
+    viewer: ModuleType, load_program: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    viewer.make_run(tmp_path / "run", 40).close()
+    image = tmp_path / "new" / "viewer.png"
+    arguments = ["viewer", str(tmp_path / "run"), "--image", str(image)]
+    assert load_program("benchmarks/screenshots.py").main(arguments) == 0
+    with Image.open(image) as picture:
+        assert picture.size == (1240, 900)
+        assert len(picture.convert("RGB").getcolors(256) or []) > 50
+    assert image.stat().st_size < 200_000

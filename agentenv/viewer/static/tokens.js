@@ -9,7 +9,7 @@ const QUANTITIES = {
   ratios: ["ratio", "around 1"],
   values: ["value", "range"],
   policy_versions: ["policy version", "range"],
-  kept: ["kept or masked", "yes or no"],
+  kept: ["mask", "yes or no"],
 };
 const TABLE_ROWS = 500;
 

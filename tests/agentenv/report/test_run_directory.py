@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.errors import UsageError
 from agentenv.report import RunDirectory
-from agentenv.report.run_directory import read_lines
+from agentenv.report.run_directory import is_being_written, read_lines
 from agentenv.trajectory import Trajectory
 
 
@@ -99,6 +99,13 @@ def test_a_second_process_is_refused_while_the_first_writes(run):
     assert "another process is writing" in refused.stderr
     run.close()
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_it_is_seen_whether_a_process_writes_without_being_in_its_way(run):
+    assert is_being_written(run.path)
+    run.close()
+    assert not is_being_written(run.path)
+    assert not is_being_written(run.path / "nothing")
 
 
 def test_a_metric_that_is_not_finite_becomes_null_so_that_the_line_stays_json(run):

@@ -1,7 +1,5 @@
 """The viewer in a browser: list, filters, an episode, its tokens, two side by side, a live run, and hostile text."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +10,9 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import expect
 
-from agentenv.listening import listen
 from agentenv.report import RunDirectory
 from agentenv.report.token_records import EpisodeTokens, SegmentTokens
-from agentenv.serving import AppServer
-from agentenv.testing.browser import chromium, chromium_path
+from agentenv.testing.browser import chromium, chromium_path, served
 from agentenv.viewer.app import create_app
 
 from .conftest import HOSTILE, episode
@@ -44,16 +40,8 @@ def run(tmp_path_factory) -> Iterator[RunDirectory]:
 
 @pytest.fixture(scope="module")
 def url(run) -> Iterator[str]:
-    server = AppServer(create_app(run.path), listen("127.0.0.1", 0))
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(20)
-    yield server.url
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(20)
-    loop.close()
+    with served(create_app(run.path)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +203,7 @@ def test_tokens_have_their_numbers_under_the_pointer_in_colours_and_in_a_table(r
         "value 0.625",
         "log-prob of the rollout -0.25",
         "log-prob in training -2.5",
-        "kept or masked masked",
+        "mask masked",
     ):
         assert fact in " ".join(panel.split()), panel
     page.select_option("select[aria-label='colour by']", "values")
