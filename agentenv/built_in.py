@@ -45,7 +45,9 @@ BUILT_IN = {
         "alfworld",
         _ALFWORLD,
     ),
-    "Echo-v0": BuiltIn("agentenv.testing:EchoEnv", "say the word that the task names; for tests", _TEXT_PAGE),
+    "Echo-v0": BuiltIn(
+        "agentenv.testing:EchoEnv", "say the word that the task names; for tests", "docs/own-environment.md"
+    ),
     "GuessNumber-v0": BuiltIn(
         "agentenv_envs.text:GuessNumberEnv", "find a number by guesses: higher or lower", _TEXT_PAGE
     ),

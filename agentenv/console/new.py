@@ -26,6 +26,7 @@ __all__ = ["add_parser", "write_package"]
 _FILES = {
     "README.md": "README.md",
     "pyproject.toml": "pyproject.toml",
+    "train.yaml": "train.yaml",
     "__init__.py": "my_game/__init__.py",
     "env.py": "my_game/env.py",
     "policies.py": "my_game/policies.py",

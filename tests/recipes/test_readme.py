@@ -9,6 +9,7 @@ import pytest
 
 import agentenv
 from agentenv import cli
+from agentenv.errors import UsageError
 from agentenv.testing import check_env
 from agentenv_trainers.recipe import DataSetArguments, HouseholdArguments, find_environment, parse, run_recipe
 from agentenv_trainers.sao import SAOConfig
@@ -88,22 +89,42 @@ def test_the_environment_of_the_page_on_online_learning_trains(
     assert json.loads((examples / "out" / "summary.json").read_text())["steps"] == 4
 
 
+SMALL = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "num_envs": 4,
+    "eval_episodes": 4,
+    "value_pretrain_episodes": 4,
+    "max_tokens_per_turn": 6,
+}
+"""In the place of the sizes of train.yaml."""
+
+
 def test_what_agentenv_new_writes_trains(swe_sao, tiny_policy, monkeypatch, tmp_path):
+    """As docs/own-environment.md shows it, at a tiny size."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "trained_walk"]) == 0
     monkeypatch.syspath_prepend(tmp_path / "trained_walk")
-    argv = [
-        "--env",
-        "trained_walk:TrainedWalkEnv",
-        "--env_kwargs",
-        '{"size": 2}',
-        "--smoke",
-        "--output_dir",
-        "out",
-    ]
-    argv += ["--max_tokens_per_turn", "6", "--model", str(tiny_policy)]
+    argv = ["--config", "trained_walk/train.yaml", "--env", "trained_walk:TrainedWalkEnv"]
+    argv += ["--env_kwargs", '{"size": 2}', "--model", str(tiny_policy)]
+    argv += [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     assert run_recipe(swe_sao.main, argv) == 0
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 2
+    summary = json.loads((tmp_path / "runs" / "trained_walk" / "summary.json").read_text())
+    assert (summary["steps"], summary["after"]["episodes"]) == (2, 4)
+
+
+def test_the_data_set_of_the_page_on_own_environments_is_split_and_played(examples, texts, monkeypatch):
+    monkeypatch.chdir(examples)
+    rows = re.findall(r"^echo '(\{.*\})' >", texts["docs/own-environment.md"], re.M)
+    (examples / "questions.jsonl").write_text("\n".join(rows))
+    options = {"file": "questions.jsonl"}
+    check_env(find_environment("questions.py", options)(), actions=["Rome", "It is Paris."])
+    env = find_environment("questions.py", options | {"split": "heldout"})()
+    assert env.reset(seed=2**31)[0] == "What is the capital of Peru?"
+    assert env.step("Lima")[1:4] == (1.0, True, False)
+    with pytest.raises(UsageError, match="has no row of split 'test'"):
+        find_environment("questions.py", options | {"split": "test"})
 
 
 def shown(texts, recipe):

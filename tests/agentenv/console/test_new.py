@@ -36,7 +36,7 @@ def test_nothing_of_the_templates_names_is_left(tmp_path: Path) -> None:
     folder = _new(tmp_path / "walk", "StreetWalk")
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     package = [f"street_walk/{name}" for name in ("__init__.py", "env.py", "policies.py")]
-    assert files == ["README.md", "pyproject.toml", *package, "tests/test_env.py"]
+    assert files == ["README.md", "pyproject.toml", *package, "tests/test_env.py", "train.yaml"]
     for file in files:
         text = (folder / file).read_text()
         assert not {"my_game", "my-game", "MyGame"} & {
