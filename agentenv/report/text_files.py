@@ -9,12 +9,33 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agentenv.errors import UsageError
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """A descriptor of a file to read; never one that could block, such as a named pipe.
+
+    Raises:
+        FileNotFoundError: there is no such regular file, or it can't be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise FileNotFoundError(str(error)) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(f"{path}: not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any]:

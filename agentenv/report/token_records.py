@@ -29,7 +29,7 @@ from typing import IO, Any
 import numpy as np
 
 from agentenv.errors import UsageError
-from agentenv.report.text_files import replace_lines
+from agentenv.report.text_files import open_regular, replace_lines
 
 FOLDER = "tokens"
 """Of the records, in the run directory."""
@@ -47,6 +47,8 @@ _COLUMNS = (
     ("values", "<f4"),
     ("advantages", "<f4"),
 )
+_MOST_BYTES = 256 << 20
+"""Of the index, and of a record before and after decompression, that are read: nothing of ours is as large."""
 _COMPRESSION = 1
 """zlib's fastest: what is left after it are the mantissas of the numbers, which no level makes smaller."""
 
@@ -110,7 +112,11 @@ def read_tokens(run: str | Path, episode_id: str) -> EpisodeTokens | None:
     """
     folder = Path(run) / FOLDER
     try:
-        index = (folder / "index.jsonl").read_bytes()
+        with open_regular(folder / "index.jsonl") as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size > _MOST_BYTES:
+                raise UsageError(f"{folder}/index.jsonl: is over {_MOST_BYTES} bytes")
+            index = os.read(descriptor, size)
     except FileNotFoundError:
         return None
     wanted = f'"episode_id": {json.dumps(episode_id)}, '.encode()
@@ -119,7 +125,10 @@ def read_tokens(run: str | Path, episode_id: str) -> EpisodeTokens | None:
         start = index.rfind(b"\n", 0, place) + 1
         entry = _entry(index[start : index.index(b"\n", place)])
         if entry is not None and entry["episode_id"] == episode_id:
-            with (folder / "records.bin").open("rb") as records:
+            with (
+                open_regular(folder / "records.bin") as descriptor,
+                open(descriptor, "rb", closefd=False) as records,
+            ):
                 _check_magic(records, folder)
                 return _read(records, entry)
         end = start
@@ -244,12 +253,14 @@ def _encode(episode: EpisodeTokens) -> bytes:
 
 def _read(records: IO[bytes], entry: Mapping[str, Any]) -> EpisodeTokens:
     records.seek(entry["offset"])
-    body = records.read(entry["bytes"])
-    if len(body) != entry["bytes"] or zlib.crc32(body) != entry["crc"]:
+    body = records.read(min(entry["bytes"], _MOST_BYTES))
+    decompressor = zlib.decompressobj()
+    is_whole = len(body) == entry["bytes"] and zlib.crc32(body) == entry["crc"]
+    data = memoryview(decompressor.decompress(body, _MOST_BYTES) if is_whole else b"")
+    if not is_whole or decompressor.unconsumed_tail:
         raise UsageError(
-            f"{records.name}: the record of episode {entry['episode_id']!r} is damaged; others may be whole"
+            f"{FOLDER}/records.bin: the record of episode {entry['episode_id']!r} is damaged; others may be whole"
         )
-    data = memoryview(zlib.decompress(body))
     segments = []
     while data:
         count, text_bytes = _SIZES.unpack_from(data)

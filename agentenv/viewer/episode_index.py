@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agentenv.report.run_directory import PHASES, episode_head
-from agentenv.viewer.followed_file import FollowedFile, open_regular
+from agentenv.report.text_files import open_regular
+from agentenv.viewer.followed_file import FollowedFile
 
 __all__ = ["EpisodeIndex", "EpisodeRow"]
 

@@ -10,38 +10,19 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MAX_LINE_BYTES", "FollowedFile", "open_regular"]
+from agentenv.report.text_files import open_regular
+
+__all__ = ["MAX_LINE_BYTES", "FollowedFile"]
 
 MAX_LINE_BYTES: Final = 64 << 20
 """A longer line is handed on as an empty one."""
 _PART_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 256
-
-
-@contextmanager
-def open_regular(path: Path) -> Iterator[int]:
-    """A descriptor of a file to read; never one that could block, such as a named pipe.
-
-    Raises:
-        FileNotFoundError: there is no such regular file, or it can't be opened.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise FileNotFoundError(str(error)) from None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileNotFoundError(f"{path}: not a regular file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class FollowedFile:

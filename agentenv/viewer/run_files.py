@@ -20,9 +20,10 @@ from typing import Any, Final
 from agentenv.report.charts import standalone
 from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import FORMAT, is_being_written
+from agentenv.report.text_files import open_regular
 from agentenv.report.training_curves import CURVES, thinned
 from agentenv.report.transcripts import cut, revealed
-from agentenv.viewer.followed_file import FollowedFile, open_regular
+from agentenv.viewer.followed_file import FollowedFile
 
 __all__ = ["RunFiles"]
 
@@ -136,9 +137,10 @@ class RunFiles:
     def _object(self, name: str) -> dict[str, Any]:
         try:
             with open_regular(self._path / name) as descriptor:
-                if os.fstat(descriptor).st_size > MAX_JSON_BYTES:
+                size = os.fstat(descriptor).st_size
+                if size > MAX_JSON_BYTES:
                     return {"unreadable": f"is over {MAX_JSON_BYTES} bytes"}
-                value = json.loads(os.read(descriptor, MAX_JSON_BYTES))
+                value = json.loads(os.read(descriptor, size))
         except FileNotFoundError:
             return {"unreadable": "there is no such file"}
         except (ValueError, RecursionError):

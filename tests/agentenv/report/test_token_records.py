@@ -1,13 +1,14 @@
 """Records of tokens: what is written is read, one episode at a time; a crash or a rewind leaves no half of one."""
 
 import math
+import os
 import subprocess
 import sys
 
 import pytest
 
 from agentenv.errors import UsageError
-from agentenv.report import RunDirectory
+from agentenv.report import RunDirectory, token_records
 from agentenv.report.token_records import (
     EpisodeTokens,
     SegmentTokens,
@@ -174,3 +175,24 @@ def test_records_are_read_without_torch(run):
         f"assert read_tokens({str(run.path)!r}, 'g0-0').step == 1; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["index.jsonl", "records.bin"])
+def test_reading_never_waits_for_a_named_pipe(run, name):
+    run.log_tokens([episode()])
+    (run.path / "tokens" / name).unlink()
+    os.mkfifo(run.path / "tokens" / name)
+    if name == "index.jsonl":
+        assert read_tokens(run.path, "g0-0") is None
+    else:
+        with pytest.raises(FileNotFoundError, match="not a regular file"):
+            read_tokens(run.path, "g0-0")
+
+
+def test_a_record_that_would_fill_the_memory_is_damaged(run, monkeypatch):
+    run.log_tokens([episode()])
+    run.log_tokens([episode("g1-0", segments=[segment(texts=["a" * 100_000, "", "", ""])])])
+    monkeypatch.setattr(token_records, "_MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match="'g1-0' is damaged"):
+        read_tokens(run.path, "g1-0")
+    assert read_tokens(run.path, "g0-0") is not None
