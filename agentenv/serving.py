@@ -16,10 +16,30 @@ import uvicorn
 
 from agentenv.listening import url_of
 
-__all__ = ["AppServer", "serve_until_signal"]
+__all__ = ["AppServer", "serve_until_signal", "server_config"]
 
 _MAX_CONNECTIONS = 8192
 _BACKLOG = 1024
+
+
+def server_config(app: Any, *, max_connections: int, stop_s: int) -> uvicorn.Config:
+    """How the services of this package are served: nothing is logged but errors.
+
+    Args:
+        app: an ASGI application.
+        max_connections: more are refused.
+        stop_s: seconds that a request may still take when the server is stopped.
+    """
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=stop_s,
+        limit_concurrency=max_connections,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -41,18 +61,7 @@ class AppServer:
         self.url = url_of(listener)
         """http://HOST:PORT."""
         self._listener = listener
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=2,
-                limit_concurrency=_MAX_CONNECTIONS,
-            )
-        )
+        self._server = _Server(server_config(app, max_connections=_MAX_CONNECTIONS, stop_s=2))
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,7 @@ class EpisodeQuery:
     phase: str = ""
     outcome: str = ""
     end_reason: str | None = None
+    """As it is shown."""
     task: str = ""
     """Part of the task's id, capitals or not."""
     task_id: str | None = None
@@ -56,7 +58,8 @@ class EpisodeQuery:
         if self.outcome:
             tests.append(lambda row: row.outcome == self.outcome)
         if self.end_reason is not None:
-            tests.append(lambda row: row.end_reason == self.end_reason)
+            shown = functools.cache(revealed)
+            tests.append(lambda row: shown(row.end_reason) == self.end_reason)
         if self.task_id is not None:
             tests.append(lambda row: row.task_id == self.task_id)
         if self.task:

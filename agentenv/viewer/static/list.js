@@ -49,9 +49,11 @@ export async function listView(parameters) {
         field(`${name}_max`, { type: "number", step: "any", placeholder: "to", "aria-label": `${label} to` }))),
     h("a.button", { href: "#/" }, "Clear"), compare);
 
+  const focused = document.activeElement.name; // a change of one field, such as by Tab, makes them all anew
   const heads = COLUMNS.map(([sort, label, , title]) => heading(sort, label, title, parameters, go));
   show(h("h2", {}, "Episodes"), filters, summary,
     h("div.scroll", {}, h("table.list", {}, h("thead", {}, h("tr", {}, h("th"), heads, h("th", {}, "episode"))), body)), pager);
+  if (focused && filters.elements[focused]) filters.elements[focused].focus();
 
   function tick(event, row) {
     const text = JSON.stringify(row.key);
@@ -75,7 +77,7 @@ export async function listView(parameters) {
     draw.rows(answer.rows);
     draw.ticks();
     const share = answer.matching ? `, ${((100 * answer.solved) / answer.matching).toFixed(1)} % solved` : "";
-    summary.textContent = `${answer.matching.toLocaleString("en")} episodes${share}`;
+    summary.textContent = `${answer.matching.toLocaleString("en")} episode${answer.matching === 1 ? "" : "s"}${share}`;
     pager.replaceChildren(...pages(answer, parameters, go));
   }
 
@@ -101,7 +103,8 @@ function line(row, tick) {
 }
 
 function options(element, counts, value) {
-  const names = Object.keys(counts);
+  if (element === document.activeElement && element.options.length) return; // it may be open
+  const names = Object.keys(counts).filter(Boolean);
   if (value && !names.includes(value)) names.push(value);
   const made = [h("option", { value: "" }, "any"), ...names.map((name) => h("option", { value: name }, `${name} (${counts[name] || 0})`))];
   element.replaceChildren(...made);

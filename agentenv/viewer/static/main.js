@@ -28,19 +28,19 @@ async function navigate() {
 }
 
 async function poll() {
-  let state;
   try {
-    state = await ask("api/run");
+    const state = await ask("api/run");
+    document.title = `${state.name} · agentenv`;
+    const changed = state.mark !== mark;
+    mark = state.mark;
+    head(state);
+    if (changed && current && current.update) await current.update(state);
+    return state.read_share < 1 ? 50 : POLL_MS;
   } catch (error) {
+    mark = null;
     head({ name: "", warnings: [error.message], charts: [], badges: [] });
     return POLL_MS;
   }
-  document.title = `${state.name} · agentenv`;
-  const changed = state.mark !== mark;
-  mark = state.mark;
-  head(state);
-  if (changed && current && current.update) await current.update(state);
-  return state.read_share < 1 ? 50 : POLL_MS;
 }
 
 async function follow() {

@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 
 from agentenv.errors import SandboxError, UsageError
+from agentenv.serving import server_config
 from agentenv_envs.swe.sandbox.base import SandboxBackend
 
 from .app import create_app
@@ -66,18 +67,7 @@ class Service:
         self._images = images or TaskImages(backend, limits)
         self._drain_s = drain_s
         app = create_app(self.leases, tokens, self._images)
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=5,
-                limit_concurrency=8 * limits.max_sandboxes + 64,
-            )
-        )
+        self._server = _Server(server_config(app, max_connections=8 * limits.max_sandboxes + 64, stop_s=5))
 
     def stop(self, *, now: bool = False) -> None:
         """What a signal does; from any thread. `now` is what the second one does."""
