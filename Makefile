@@ -64,16 +64,34 @@ SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 .PHONY: install-vllm
 install-vllm: $(VLLM_INSTALLED)
 
+define install-on-top
+$(BIN)/python -m venv --clear $(@D)
+echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(@D)/bin/python -c '$(SITE)')/below.pth"
+$(@D)/bin/python -m pip --disable-pip-version-check install -qq --no-compile --no-deps -r $<
+@$(@D)/bin/python -m compileall -q -j 0 -x '/tests?/' $(@D)/lib >/dev/null || true
+@touch $@
+endef
+
 $(VLLM_INSTALLED): constraints-vllm.txt $(INSTALLED)
-	$(BIN)/python -m venv --clear $(VLLM_VENV)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(VLLM_VENV)/bin/python -c '$(SITE)')/below.pth"
-	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -qq --no-compile --no-deps -r constraints-vllm.txt
-	@$(VLLM_VENV)/bin/python -m compileall -q -j 0 -x '/tests?/' $(VLLM_VENV)/lib >/dev/null || true
-	@touch $@
+	$(install-on-top)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_INSTALLED) ## Run the engines' parity tests with a real vLLM, on processors
 	AGENTENV_REQUIRE_VLLM=1 $(VLLM_VENV)/bin/python -m pytest -m vllm $(ARGS) tests/agentenv/inference
+
+# Other libraries' packages, likewise on top of $(VENV).
+INTEROP_VENV ?= .venv-interop
+INTEROP_INSTALLED := $(INTEROP_VENV)/.installed
+
+.PHONY: install-interop
+install-interop: $(INTEROP_INSTALLED)
+
+$(INTEROP_INSTALLED): constraints-interop.txt $(INSTALLED)
+	$(install-on-top)
+
+.PHONY: test-interop
+test-interop: $(INTEROP_INSTALLED) ## Run the tests of other libraries' environments and servers with their packages
+	AGENTENV_REQUIRE_INTEROP=1 $(INTEROP_VENV)/bin/python -m pytest -m interop $(ARGS) tests/agentenv/interop
 
 .PHONY: check
 check: install ## Lint, format, types, and who may import whom

@@ -70,6 +70,13 @@ BUILT_IN = {
         ("math_verify",),
         "generated problems",
     ),
+    "OpenEnvClient-v0": BuiltIn(
+        "agentenv.interop.openenv:OpenEnvClientEnv",
+        "an environment that an OpenEnv server offers (url=...)",
+        "docs/interop.md",
+        "openenv",
+        ("openenv",),
+    ),
     "SWE-v0": BuiltIn(
         "agentenv_envs.swe:SWEEnv",
         "repair a bug in a repository, in a sandbox",

@@ -3,7 +3,7 @@
 - Tests marked `docker` are skipped where no engine answers. With AGENTENV_REQUIRE_DOCKER=1 a docker test that
   is skipped fails, unless what it lacks is an input from ../shared; so does a run without any, and one in
   which a whole module of docker tests was skipped. With AGENTENV_REQUIRE_VLLM=1 one marked `vllm` that is skipped
-  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`.
+  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`, with AGENTENV_REQUIRE_INTEROP=1 one marked `interop`.
 - Nothing here may import torch before the number of its threads is set.
 """
 
@@ -31,7 +31,11 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _REQUIRE_DOCKER = os.environ.get("AGENTENV_REQUIRE_DOCKER") == "1"
 _REQUIRED = [
     (marker, variable)
-    for marker, variable in (("vllm", "AGENTENV_REQUIRE_VLLM"), ("browser", "AGENTENV_REQUIRE_BROWSER"))
+    for marker, variable in (
+        ("vllm", "AGENTENV_REQUIRE_VLLM"),
+        ("browser", "AGENTENV_REQUIRE_BROWSER"),
+        ("interop", "AGENTENV_REQUIRE_INTEROP"),
+    )
     if os.environ.get(variable) == "1"
 ]
 _SKIP_REASON = "Docker engine not available"

@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command(
             "alfworld", "agentenv_envs.alfworld.commands:add_commands", "household games for ALFWorld-v0"
         ),
+        Command("openenv", "agentenv.interop.openenv.command:add_parser", "serve one to OpenEnv's clients"),
         Command("shop", "agentenv_envs.shop.commands:add_commands", "the shop's official files"),
         Command("swe", "agentenv_envs.swe.commands:add_commands", "software-engineering tasks"),
     ),

@@ -1,4 +1,4 @@
-"""Our environments in TRL's GRPOTrainer, as it is released."""
+"""Our environments in TRL's GRPOTrainer, as it is released; runs the example of docs/interop.md."""
 
 import logging
 import random
@@ -214,6 +214,23 @@ def test_without_rewards_trl_changes_no_weight(
         trainer = train(caller, tokenizer, factory, tmp_path, max_steps=1)
     assert trainer.state.log_history[0]["tools/call_frequency"] > 1.5
     assert moved(trainer, caller) == 0.0
+
+
+def test_the_example_of_the_documentation_runs(
+    caller: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    documented: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caller.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    small = "max_steps=1, num_generations=2, per_device_train_batch_size=2, use_cpu=True, report_to='none'"
+    exec(
+        documented("environment_factory", **{"Qwen/Qwen3-0.6B": "model", "max_steps=100": small}), found := {}
+    )
+    assert "rewards/GuessNumber-v0/mean" in found["trainer"].state.log_history[-1]
 
 
 def test_rollouts_of_a_group_play_one_task(trained: tuple[GRPOTrainer, list[Any]]) -> None:
