@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import agentenv
 from agentenv.console.exit_codes import run_program
 from agentenv.console.output import add_options, stderr_as, stderr_options
+from agentenv.console.parser import CommandParser
 from agentenv.console.table import COMMANDS, Command, command
 from agentenv.errors import UsageError
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _COMMAND_GROUP = "agentenv.commands"
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +95,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _root() -> tuple[argparse.ArgumentParser, Commands]:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="agentenv",
         usage="agentenv [-h] [--version] [--quiet] [--log-format text|json] COMMAND ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -127,6 +127,11 @@ def _import(module: str) -> ModuleType:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        hint = (
+            "; run this in the folder that holds it, or install its package" if error.name == module else ""
+        )
+        raise _UnusableError(f"{error}{hint}") from error
     except ImportError as error:
         raise _UnusableError(str(error)) from error
 

@@ -110,9 +110,7 @@ def run(args: argparse.Namespace) -> int:
         return stages[-1]
 
     staged.worker = "inline" if worker_kind(env_fn) == "inline" else "thread"  # type: ignore[attr-defined]
-    play = (
-        partial(_by_hand, staged, keyboard, args) if by_hand else _watch(make_player(args, staged)[0], args)
-    )
+    play = partial(_by_hand, staged, keyboard, args) if by_hand else _watch(_player(args, staged), args)
     screen.title(f"{args.env}, seed {args.seed}" + (" (/help tells how to act)" if typed else ""))
     reason, error = "interrupted", ""
     try:
@@ -160,6 +158,21 @@ def _environment(
             f"sandbox: {kind}" + (", commands run on this machine as you" if kind == _UNISOLATED else "")
         )
     return env_fn, options
+
+
+def _player(args: argparse.Namespace, staged: Callable[[], Stage]) -> Callable[[], Player]:
+    """What makes the policy.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    try:
+        make: Callable[[], Player] = make_player(args, staged)[0]
+        return make
+    except UsageError as error:
+        if args.policy is None or ":" in args.policy:
+            raise
+        raise UsageError(f"{error}; a model is named by its folder, by owner/name, or by --model") from error
 
 
 def _by_hand(staged: Callable[[], Stage], keyboard: Keyboard, args: argparse.Namespace) -> tuple[str, str]:

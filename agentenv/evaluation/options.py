@@ -206,6 +206,7 @@ def whole(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{value} must be at least {least}")
         return value
 
+    whole_number.__name__ = "whole number"  # what argparse calls it
     return whole_number
 
 

@@ -47,7 +47,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
+        hint = "; name the output directory of a run" if path.name == "run.json" else ""
+        raise UsageError(f"{path}: no such file{hint}") from None
     except ValueError as error:
         raise UsageError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):

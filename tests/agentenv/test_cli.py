@@ -93,6 +93,25 @@ def test_no_command_and_a_command_without_what_it_needs_exit_with_2() -> None:
         assert caught.value.code == 2
 
 
+def test_a_mistake_in_the_options_is_one_line_with_the_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        (
+            ["info"],
+            "agentenv info: error: the following arguments are required: id; agentenv info --help lists",
+        ),
+        (["list", "--jsn"], "agentenv: error: unrecognized arguments: --jsn; did you mean --json?\n"),
+        (
+            ["eval", "Echo-v0", "--policy", "x", "--episodes", "ten"],
+            "argument --episodes: invalid whole number value",
+        ),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(arguments)
+        out, err = capsys.readouterr()
+        assert (caught.value.code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
+
+
 def test_an_unknown_command_is_told_what_it_may_have_meant(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

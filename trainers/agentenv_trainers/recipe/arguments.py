@@ -172,7 +172,9 @@ def parse_json_object(name: str, text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{name} is {text!r}, which is not valid JSON ({error})") from None
+        raise UsageError(
+            f"{name} is {text!r}, which is not valid JSON such as '{{\"levels\": [1]}}' ({error})"
+        ) from None
     if not isinstance(value, dict):
         raise UsageError(f"{name} is {text!r}, must be a JSON object like '{{\"levels\": [1]}}'")
     return value
