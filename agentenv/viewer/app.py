@@ -189,6 +189,9 @@ class _Routes:
     def _found(self, phase: str, step: int, episode_id: str) -> EpisodeRow:
         self._index.refresh(budget_s=INDEX_BUDGET_S)
         row = self._index.find(phase, step, episode_id)
+        while row is None and self._index.read_share < 1:
+            self._index.refresh(budget_s=INDEX_BUDGET_S)
+            row = self._index.find(phase, step, episode_id)
         if row is None:
             raise HTTPException(404, "there is no such episode in trajectories.jsonl")
         return row

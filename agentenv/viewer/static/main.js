@@ -23,7 +23,9 @@ async function navigate() {
     mark = null;
     await poll();
   } catch (error) {
-    if (mine === token) show(h("p.warning", { role: "alert" }, error.message));
+    if (mine !== token) return;
+    current = {};
+    show(h("p.warning", { role: "alert" }, error.message));
   }
 }
 

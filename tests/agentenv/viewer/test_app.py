@@ -108,6 +108,15 @@ def test_an_episode_has_its_turns_with_rewards_and_the_others_of_its_task(client
     assert found["patch"] is None
 
 
+def test_an_episode_is_found_before_the_index_is_whole(run, monkeypatch):
+    monkeypatch.setattr("agentenv.viewer.app.INDEX_BUDGET_S", -1.0)  # one part of the file at a time
+    monkeypatch.setattr("agentenv.viewer.followed_file._PART_BYTES", 1000)
+    client = client_of(run.path)
+    assert client.get("/api/run").json()["read_share"] < 0.5
+    answer = client.get("/api/episode", params={"phase": "train", "step": 3, "episode_id": "g11-0"})
+    assert answer.json()["row"]["episode_id"] == "g11-0"
+
+
 def test_an_episode_that_is_not_there_is_one_clear_error(client):
     answer = client.get("/api/episode", params={"phase": "train", "step": 9, "episode_id": "../run.json"})
     assert answer.status_code == 404
