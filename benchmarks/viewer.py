@@ -53,6 +53,8 @@ MAX_OUTPUT = 8_000
 """Characters of a command's output."""
 LONG_TOKENS = 8_192
 """Tokens of the episode that has records."""
+TRIED = 8
+"""Episodes that are opened, besides two of the longest."""
 TASKS = 500
 
 
@@ -196,7 +198,7 @@ def measure(run: Path, episodes: int, repeats: int) -> dict[str, float]:
 
 def _browse(page: Any, url: str, episodes: int, watch: Stopwatch) -> None:
     generator = random.Random(1)
-    pages = [f"page={generator.randint(1, max(1, episodes // 200))}" for _ in range(8)]
+    pages = [f"page={generator.randint(1, max(1, episodes // 200))}" for _ in range(TRIED)]
     for query in [*pages, "sort=turns", "sort=turns"]:  # those with the most turns are the longest
         page.goto(f"{url}/#/?{query}")
         _await_status(page, f"{episodes:,} episodes")

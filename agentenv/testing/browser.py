@@ -5,18 +5,20 @@ Chromium is found on the PATH, or named by the environment variable CHROMIUM.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agentenv.errors import MissingExtraError, UsageError
+from agentenv.errors import UsageError
 
-__all__ = ["chromium", "chromium_path", "served"]
+__all__ = ["chromium", "missing_browser", "served"]
 
 _ARGUMENTS = (
     "--no-sandbox",  # which root is refused
+    "--disable-dev-shm-usage",  # which is small in containers
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -26,8 +28,14 @@ _ARGUMENTS = (
 )
 
 
-def chromium_path() -> str | None:
-    """The browser that is installed; None: there is none."""
+def missing_browser() -> str:
+    """What :func:`chromium` lacks here, in a sentence; empty: nothing."""
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed (it is in the extra dev)"
+    return "" if _chromium_path() else "no Chromium is installed (on Debian: apt-get install chromium)"
+
+
+def _chromium_path() -> str | None:
     names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -37,20 +45,14 @@ def chromium() -> Iterator[Any]:
     """A browser, as playwright's `Browser`.
 
     Raises:
-        MissingExtraError: playwright is not installed.
-        UsageError: there is no Chromium.
+        UsageError: playwright or Chromium is missing.
     """
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "dev") from error
-    path = chromium_path()
-    if path is None:
-        raise UsageError(
-            "no Chromium is installed (on Debian: apt-get install chromium), nor named by CHROMIUM"
-        )
+    if lacking := missing_browser():
+        raise UsageError(lacking)
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=_chromium_path(), args=list(_ARGUMENTS))
         try:
             yield browser
         finally:

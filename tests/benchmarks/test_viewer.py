@@ -7,13 +7,12 @@ from types import ModuleType
 
 import pytest
 
-from agentenv.testing.browser import chromium_path
+from agentenv.testing.browser import missing_browser
 
 pytest.importorskip("fastapi")
-pytest.importorskip("playwright")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="Chromium is not installed"),
+    pytest.mark.skipif(missing_browser() != "", reason=missing_browser()),
 ]
 
 FIGURES = {
@@ -28,8 +27,13 @@ def viewer(load_program: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def test_a_small_run_is_opened_and_the_file_holds_what_is_printed(
-    viewer: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    viewer: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(viewer, "TRIED", 1)
+    monkeypatch.setattr(viewer, "LONG_TOKENS", 300)
     file = tmp_path / "new" / "viewer.json"
     assert viewer.main(["--episodes", "40", "--repeats", "1", "--json", str(file)]) == 0
     printed = capsys.readouterr().out

@@ -1,25 +1,26 @@
 """The viewer in a browser: list, filters, an episode, its tokens, two side by side, a live run, and hostile text."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("playwright")
 
-from playwright.sync_api import expect
+with contextlib.suppress(ImportError):  # the tests are skipped then
+    from playwright.sync_api import expect
 
 from agentenv.report import RunDirectory
 from agentenv.report.token_records import EpisodeTokens, SegmentTokens
-from agentenv.testing.browser import chromium, chromium_path, served
+from agentenv.testing.browser import chromium, missing_browser, served
 from agentenv.viewer.app import create_app
 
 from .conftest import HOSTILE, episode
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(chromium_path() is None, reason="Chromium is not installed"),
+    pytest.mark.skipif(missing_browser() != "", reason=missing_browser()),
 ]
 
 EPISODES = 120
