@@ -147,9 +147,10 @@ def _add_plugins(subparsers: Commands) -> None:
 
 def _overview(groups: dict[str, list[tuple[str, str]]]) -> str:
     lines = ["Environments and training for LLM agents."]
+    width = max(len(name) for commands in groups.values() for name, _ in commands)
     for title, commands in groups.items():
         if commands:
-            lines += ["", f"{title}:", *(f"  {name:<10} {summary}" for name, summary in commands)]
+            lines += ["", f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in commands)]
     return "\n".join(lines)
 
 

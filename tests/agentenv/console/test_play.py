@@ -168,6 +168,12 @@ def test_without_isolation_only_what_was_asked_for(play) -> None:  # type: ignor
     assert code == 0 and out.startswith("sandbox: local-unisolated, commands run on this machine as you\n")
 
 
+def test_a_block_typed_by_hand_runs_in_the_sandbox_of_a_code_task(play) -> None:  # type: ignore[no-untyped-def]
+    options = ("--env-option", "sandbox=local-unisolated", "--env-option", "levels=[1]", "--seed", 3)
+    code, out, _ = play("SWE-v0", *options, typed="```bash\nls\n```\n/quit\n")
+    assert code == 0 and "[1] >\n```bash\nls\n```\napp.py\ntest.py\n" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
