@@ -50,10 +50,12 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Of the names and arguments of events, in the first line."""
+END, FULL = "end of the trace", "the trace is full"
+"""Names of the last event."""
 MAX_BYTES = 256 * 2**20
 """Of a trace: about two million events."""
 _json = json.JSONEncoder(separators=(",", ":")).encode
-_FLUSH_S = 1.0
+_FLUSH_S = 0.5
 _BUFFER_CHARS = 1 << 16
 _ROOM_FOR_THE_END = 256
 """Bytes that are kept for the line that says that the trace is full, and the bracket."""
@@ -172,32 +174,31 @@ class ChromeTrace:
         self._processes: dict[Group, int] = {}
         # No thread has the number of a process: that would make it the process's main thread.
         self._threads = itertools.count(101)
+        self._ended = threading.Event()
 
     def open(self, path: Path) -> None:
-        """Begin the file, over any earlier one.
+        """Begin the file, over any that is there; to be called once.
 
         Raises:
             OSError: it can't be written.
         """
         with self._lock:
             self._file = path.open("w", encoding="utf-8", buffering=1 << 20)
-            self._zero = self._flushed = self._clock()
+            self._zero = self._clock()
             self._lines = ["[\n"]
             self._chars = self._written = 2
             wall = datetime.now().astimezone().isoformat(timespec="milliseconds")
-            about = {"format": FORMAT, "wall_time": wall, "clock": "microseconds since wall_time"}
-            self._add(f'{{"ph":"M","pid":0,"tid":0,"name":"agentenv_trace","args":{_json(about)}}}')
+            about = {"labels": f"opened {wall}", "agentenv_trace": FORMAT, "wall_time": wall}
+            self._add(f'{{"ph":"M","pid":1,"name":"process_labels","args":{_json(about)}}}')
             self._flush()
+        threading.Thread(target=self._flush_again_and_again, name="agentenv-trace", daemon=True).start()
 
     def close(self) -> None:
         """Write the end bracket; may be called again."""
         with self._lock:
             if self._file is None:
                 return
-            # The format forbids a comma before the bracket: an empty event of the kind that is ignored ends the list.
-            self._lines.append('{"ph":"M","pid":0,"tid":0,"name":"end","args":{}}\n]\n')
-            self._flush()
-            self._end()
+            self._end(END)
 
     def now(self) -> float:
         """Seconds by the clock."""
@@ -214,7 +215,8 @@ class ChromeTrace:
                 f'{{"ph":"X",{self._place(track)},"ts":{begun},"dur":{max(self._us(end) - begun, 0)},"name":"{name}"'
                 + (f',"args":{_json(arguments)}}}' if arguments else "}")
             )
-            self._flush_if_due(end, at_once=track.group == "trainer")
+            if track.group == "trainer":
+                self._flush()
 
     def instant(self, track: Track, name: str, **arguments: Argument) -> None:
         """See :class:`Trace`."""
@@ -226,7 +228,6 @@ class ChromeTrace:
                 f'{{"ph":"i","s":"t",{self._place(track)},"ts":{self._us(now)},"name":"{name}",'
                 f'"args":{_json(arguments)}}}'
             )
-            self._flush_if_due(now)
 
     def counter(self, name: str, **values: float) -> None:
         """See :class:`Trace`."""
@@ -238,7 +239,6 @@ class ChromeTrace:
             self._add(
                 f'{{"ph":"C","pid":{process},"ts":{self._us(now)},"name":"{name}","args":{_json(values)}}}'
             )
-            self._flush_if_due(now)
 
     def _us(self, seconds: float) -> int:
         return max(int((seconds - self._zero) * 1e6), 0)
@@ -272,19 +272,19 @@ class ChromeTrace:
             return
         size = len(event) + 2
         if self._written + size + _ROOM_FOR_THE_END > self._max_bytes:
-            self._lines.append('{"ph":"M","pid":0,"tid":0,"name":"full","args":{}}\n]\n')
-            self._flush()
-            self._end()
+            self._end(FULL)
             logger.warning("the trace is full at %d bytes: nothing more is recorded", self._max_bytes)
             return
         self._lines.append(event + ",\n")
         self._chars += size
         self._written += size
-
-    def _flush_if_due(self, now: float, *, at_once: bool = False) -> None:
-        if at_once or self._chars > _BUFFER_CHARS or now - self._flushed > _FLUSH_S:
+        if self._chars > _BUFFER_CHARS:
             self._flush()
-            self._flushed = now
+
+    def _flush_again_and_again(self) -> None:
+        while not self._ended.wait(_FLUSH_S):
+            with self._lock:
+                self._flush()
 
     def _flush(self) -> None:
         lines, self._lines, self._chars = self._lines, [], 0
@@ -297,10 +297,18 @@ class ChromeTrace:
             logger.warning(
                 "the trace can't be written (%s): nothing more is recorded", error.strerror or error
             )
-            self._end()
+            self._let_go()
 
-    def _end(self) -> None:
+    def _end(self, why: str) -> None:
+        """The last event, which has no comma behind it, and the bracket."""
+        now = self._us(self._clock())
+        self._lines.append(f'{{"ph":"i","s":"g","pid":1,"tid":100,"ts":{now},"name":"{why}"}}\n]\n')
+        self._flush()
+        self._let_go()
+
+    def _let_go(self) -> None:
         file, self._file = self._file, None
+        self._ended.set()
         if file is not None:
             try:
                 file.close()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from agentenv.errors import UsageError
 from agentenv.report.run_directory import trace_paths
-from agentenv.trace import FORMAT
+from agentenv.trace import END, FORMAT, FULL
 
 __all__ = ["Instant", "RecordedTrace", "Span", "find_trace", "read_trace"]
 
@@ -101,15 +101,14 @@ def read_trace(path: Path) -> RecordedTrace:
     reader = _Reader(trace)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            opening, about = next(lines, ""), _event(next(lines, ""))
-            if opening != "[\n" or about is None or about.get("name") != "agentenv_trace":
+            opening, about = next(lines, ""), (_event(next(lines, "")) or {}).get("args")
+            if opening != "[\n" or not isinstance(about, dict) or "agentenv_trace" not in about:
                 raise UsageError(f"{path}: no trace of agentenv (its second line must name its format)")
-            arguments = about.get("args", {})
-            if arguments.get("format") != FORMAT:
+            if about["agentenv_trace"] != FORMAT:
                 raise UsageError(
-                    f"{path}: a trace of format {arguments.get('format')!r}, this program reads {FORMAT}"
+                    f"{path}: a trace of format {about['agentenv_trace']!r}, this program reads {FORMAT}"
                 )
-            trace.wall_time = str(arguments.get("wall_time", ""))
+            trace.wall_time = str(about.get("wall_time", ""))
             for number, line in enumerate(lines, 3):
                 if line == "]\n":
                     break
@@ -148,6 +147,8 @@ class _Reader:
             if kind == "X":
                 start = event["ts"] / 1e6
                 self._spans[event["tid"]].append(Span(name, start, start + event["dur"] / 1e6, arguments))
+            elif name in (END, FULL):
+                self._trace.is_whole = name == END
             elif kind == "i":
                 self._trace.instants.append(Instant(name, event["ts"] / 1e6, arguments))
             elif kind == "C":
@@ -156,8 +157,6 @@ class _Reader:
                 self._groups[event["pid"]] = arguments["name"]
             elif name == "thread_name":
                 self._tracks[event["tid"]] = (event["pid"], arguments["name"])
-            elif name == "end":
-                self._trace.is_whole = True
         except (KeyError, TypeError):
             return False
         return True

@@ -29,14 +29,15 @@ def _written(path: Path) -> Path:
 def test_a_trace_that_is_cut_anywhere_is_read_to_its_last_whole_event(tmp_path: Path) -> None:
     content = _written(tmp_path / "trace.json").read_bytes()
     # An event is whole with its closing brace, the comma or not.
-    ends = [at for at in _ends_of_lines(content) if b'"ts":' in _last_line(content[:at])]
+    ends = [at for at in _ends_of_lines(content) if _last_line(content[:at]).endswith(b"}},")]
+    ends = [at for at in ends if b'"ts":' in _last_line(content[:at])]
     assert len(ends) == 4
     cut = tmp_path / "cut.json"
     for end in range(content.index(b"\n", 2) + 1, len(content) + 1):
         cut.write_bytes(content[:end])
         trace = read_trace(cut)
         assert _number_of_events(trace) == sum(end >= at - len(b",\n") for at in ends)
-        assert trace.is_whole == (b'"name":"end","args":{}}' in content[:end])
+        assert trace.is_whole == (b'"name":"end of the trace"}' in content[:end])
 
 
 def _ends_of_lines(content: bytes) -> list[int]:
@@ -63,10 +64,10 @@ def test_the_trace_of_a_run_is_the_newest_of_those_that_resumed_it(tmp_path: Pat
     [
         ("", "no trace of agentenv"),
         ('{"traceEvents": []}', "no trace of agentenv"),
-        ('[\n{"ph":"M","name":"agentenv_trace","args":{"format":99}},\n', "a trace of format 99"),
-        ('[\n{"ph":"M","name":"agentenv_trace","args":{"format":1}},\n{"ph":\n', "line 3 is no event"),
-        ('[\n{"ph":"M","name":"agentenv_trace","args":{"format":1}},\n{"ph":"X","name":"a"},\n', "line 3"),
-        ('[\n{"ph":"M","name":"agentenv_trace","args":{"format":1}},\n[1],\n', "line 3 is no event"),
+        ('[\n{"ph":"M","args":{"agentenv_trace":99}},\n', "a trace of format 99"),
+        ('[\n{"ph":"M","args":{"agentenv_trace":1}},\n{"ph":\n', "line 3 is no event"),
+        ('[\n{"ph":"M","args":{"agentenv_trace":1}},\n{"ph":"X","name":"a"},\n', "line 3"),
+        ('[\n{"ph":"M","args":{"agentenv_trace":1}},\n[1],\n', "line 3 is no event"),
         ("\x00\x01\x02", "no trace of agentenv"),
     ],
 )

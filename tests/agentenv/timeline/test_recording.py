@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -62,6 +63,32 @@ def test_every_episode_has_a_span_in_its_slot_with_its_stages_inside(real_run: A
     rewards = [span for track in trace.spans["rewards"].values() for span in track]
     assert len(rewards) >= counts["consumed"]
     assert trace.is_whole
+
+
+def test_every_event_keeps_the_published_rules_of_the_trace_event_format(real_run: Any) -> None:
+    trace, _ = real_run()
+    named: set[int] = set()
+    for event in json.loads(trace.path.read_text()):
+        kind = event["ph"]
+        assert isinstance(event["pid"], int) and isinstance(event["name"], str)
+        if kind == "M":
+            assert event["name"] in (
+                "process_name",
+                "process_labels",
+                "process_sort_index",
+                "thread_name",
+                "thread_sort_index",
+            )
+            named.add(event["tid"] if event["name"] == "thread_name" else event["pid"])
+            continue
+        assert event["ts"] >= 0
+        if kind == "X":
+            assert event["dur"] >= 0 and event["tid"] in named
+        elif kind == "i":
+            assert event["s"] in ("g", "p", "t")
+        else:
+            assert kind == "C" and all(isinstance(value, int | float) for value in event["args"].values())
+        assert event["pid"] in named
 
 
 def test_a_simulated_run_is_told_in_its_own_time(simulated_run: Any) -> None:
