@@ -7,7 +7,7 @@ output, most short and some as long as `SWE-v0` lets them be, 32 episodes of a t
 one long episode. Then, in Chromium (which runs already, as a user's browser does):
 
 - open: from the start of the command to the list on the screen with all episodes counted. Of it, `serve` is until the
-  first page is served, `load` is what the browser takes from there.
+  first page is served, `load` is what the browser takes from there; `open_cpu` is the processor time of the command.
 - episode: from the click to the conversation on the screen, over episodes chosen at random and the longest.
 - filter: from a filter's change to the list on the screen.
 - tokens: from the click to the tokens of the long episode on the screen.
@@ -23,6 +23,7 @@ import os
 import platform
 import random
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -174,8 +175,9 @@ def measure(run: Path, episodes: int, repeats: int) -> dict[str, float]:
     """All figures, in seconds unless the name says otherwise."""
     watch = Stopwatch()
     with chromium() as browser:
-        for repeat in range(repeats):
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        for _ in range(repeats):
+            before = _children_cpu_s()
             with viewing(run) as (url, started):
                 page.request.get(url)
                 watch.note("serve", time.perf_counter() - started)
@@ -183,9 +185,10 @@ def measure(run: Path, episodes: int, repeats: int) -> dict[str, float]:
                     page.goto(url)
                     _await_status(page, f"{episodes:,} episodes")
                 watch.note("open", time.perf_counter() - started)
-                if repeat == 0:
-                    _browse(page, url, episodes, watch)
-            page.close()
+                page.goto("about:blank")
+            watch.note("open_cpu", _children_cpu_s() - before)
+        with viewing(run) as (url, _):
+            _browse(page, url, episodes, watch)
     for _ in range(repeats):
         began = time.process_time()
         EpisodeIndex(run / "trajectories.jsonl").refresh()
@@ -194,6 +197,12 @@ def measure(run: Path, episodes: int, repeats: int) -> dict[str, float]:
     figures["open_greatest"] = max(watch.found["open"])
     figures["episode_greatest"] = max(watch.found["episode"])
     return figures
+
+
+def _children_cpu_s() -> float:
+    """Processor time of the processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _browse(page: Any, url: str, episodes: int, watch: Stopwatch) -> None:
