@@ -112,5 +112,12 @@ BUILT_IN = {
     "ToolArithmetic-v0": BuiltIn(
         "agentenv_envs.text:ToolArithmeticEnv", "compute with tools that take two numbers each", _TEXT_PAGE
     ),
+    "Verifiers-v0": BuiltIn(
+        "agentenv.interop.verifiers:VerifiersEnv",
+        "an environment written for verifiers (env_id=...)",
+        "docs/interop.md",
+        "verifiers",
+        ("verifiers",),
+    ),
 }
 """By id."""
