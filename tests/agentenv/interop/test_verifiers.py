@@ -293,9 +293,6 @@ def test_failures_are_told_apart() -> None:
     ungradable.reset(seed=0)
     with pytest.raises(RewardError, match="no parser"):
         ungradable.step("x")
-    assert issubclass(InfrastructureError, agentenv.errors.AgentEnvError) and not issubclass(
-        KeyError, EnvError
-    )
 
 
 def test_signals_stay_the_programs_and_environments_can_be_made_in_any_thread() -> None:
