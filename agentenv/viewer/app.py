@@ -31,7 +31,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from agentenv.report.charts import PALETTE
 from agentenv.report.transcripts import revealed
-from agentenv.viewer.episode_index import EpisodeIndex, EpisodeRow
+from agentenv.viewer.episode_index import MAX_NAME_CHARS, EpisodeIndex, EpisodeRow
 from agentenv.viewer.episode_page import episode_to_json, tokens_to_json
 from agentenv.viewer.episode_query import RANGES, SORTABLE, EpisodeQuery, page_of, row_to_json
 from agentenv.viewer.run_files import RunFiles
@@ -56,8 +56,7 @@ _HEADERS: Final = {
 }
 _TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
-Text = Annotated[str, Query(max_length=1000)]
-"""A parameter; of an episode's id in a file from elsewhere, no more is found than this."""
+Text = Annotated[str, Query(max_length=MAX_NAME_CHARS)]
 
 
 class ListQuery(BaseModel):

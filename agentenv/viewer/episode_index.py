@@ -21,13 +21,15 @@ from agentenv.report.run_directory import PHASES, episode_head
 from agentenv.report.text_files import open_regular
 from agentenv.viewer.followed_file import FollowedFile
 
-__all__ = ["EpisodeIndex", "EpisodeRow"]
+__all__ = ["MAX_NAME_CHARS", "EpisodeIndex", "EpisodeRow"]
 
+MAX_NAME_CHARS: Final = 1000
+"""Of an id or a reason; what is longer is cut."""
 _LARGEST: Final = 2**63
 
 
 class EpisodeRow(NamedTuple):
-    """What the list knows of an episode; numbers are None where the file has none."""
+    """What the list knows of an episode; where the file has no number it is None, where no text it is empty."""
 
     offset: int
     """Of the line in the file, in bytes."""
@@ -114,7 +116,7 @@ class EpisodeIndex:
         try:
             with open_regular(self._file.path) as descriptor:
                 line = os.pread(descriptor, row.length, row.offset)
-            value = json.loads(line)
+            value = json.loads(line.decode("utf-8", "replace"))
         except (OSError, ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) and _row(row.offset, line[:-1]) == row else None
@@ -159,7 +161,7 @@ def _row(offset: int, line: bytes) -> EpisodeRow | None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    return value[:MAX_NAME_CHARS] if isinstance(value, str) else ""
 
 
 def _whole(value: Any) -> int | None:

@@ -49,7 +49,7 @@ def episode_to_json(row: EpisodeRow, line: Mapping[str, Any], others: Sequence[E
         "messages": _messages(messages, rewards if isinstance(rewards, list) else []),
         "messages_left_out": max(0, len(messages) - MAX_MESSAGES),
         "patch": _shown(patch) if isinstance(patch, str) else None,
-        "info": _shown(json.dumps(rest, indent=2, ensure_ascii=False)),
+        "info": _shown(_json(rest)),
         "others": [row_to_json(other) for other in others],
     }
 
@@ -59,11 +59,11 @@ def _messages(messages: Sequence[Any], rewards: Sequence[Any]) -> list[dict[str,
     turn = 0
     for message in messages[:MAX_MESSAGES]:
         fields = message if isinstance(message, dict) else {"content": message}
-        role, content = str(fields.get("role", "")), fields.get("content", "")
+        role, content = fields.get("role"), fields.get("content", "")
         item: dict[str, Any] = {
-            "role": revealed(role[:100]),
+            "role": revealed(role[:100]) if isinstance(role, str) else "",
             "action": role == "assistant",
-            "text": _shown(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)),
+            "text": _shown(content if isinstance(content, str) else _json(content)),
         }
         if role == "assistant":
             turn += 1
@@ -105,7 +105,13 @@ def _shown(text: str) -> str:
     return revealed(cut(text, max_chars=MAX_CHARS))
 
 
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False)
+    except RecursionError:
+        return "nested too deeply to be shown"
+
+
 def _number(value: Any) -> float | None:
-    return (
-        value if type(value) in (int, float) and -1e300 < value < 1e300 else None
-    )  # a bool is no number here
+    # A bool is no number here.
+    return value if type(value) in (int, float) and -1e300 < value < 1e300 else None

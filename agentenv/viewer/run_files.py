@@ -84,11 +84,11 @@ class RunFiles:
         )
         age_s = max(0.0, time.time() - written) if written else None
         shown = {
-            "name": str(record.get("name") or self._path.resolve().name),
+            "name": _text(record.get("name")) or self._path.resolve().name,
             "path": str(self._path),
-            "started": str(record.get("started") or ""),
+            "started": _text(record.get("started")),
             "state": self._state(summary, age_s),
-            "sandbox": str(summary.get("sandbox") or record.get("sandbox") or ""),
+            "sandbox": _text(summary.get("sandbox")) or _text(record.get("sandbox")),
         }
         drawn = {name for line in metrics for name in line}
         return {
@@ -105,8 +105,8 @@ class RunFiles:
         }
 
     def _state(self, summary: Mapping[str, Any], age_s: float | None) -> str:
-        if summary.get("status"):
-            return str(summary["status"])
+        if status := _text(summary.get("status")):
+            return status
         if is_being_written(self._path) or (age_s is not None and age_s < RECENT_S):
             return "running"
         return "stopped"
@@ -116,13 +116,14 @@ class RunFiles:
         if record.get("unreadable"):
             warnings.append(f"run.json: {record['unreadable']}")
         elif record.get("format") != FORMAT:
+            found = _finite(record.get("format"))
             warnings.append(
-                f"run.json: layout version {record.get('format')!r}; this program reads {FORMAT} and shows what it can."
+                f"run.json: layout version {found}; this program reads {FORMAT} and shows what it can."
             )
         if summary.get("unreadable") and (self._path / "summary.json").exists():
             warnings.append(f"summary.json: {summary['unreadable']}")
-        if summary.get("error"):
-            warnings.append(f"The run failed: {summary['error']}")
+        if error := _text(summary.get("error")):
+            warnings.append(f"The run failed: {error}")
         if "local-unisolated" in (summary.get("sandbox"), record.get("sandbox")):
             warnings.append(UNISOLATED_WARNING)
         return warnings
@@ -146,6 +147,10 @@ class RunFiles:
         except (ValueError, RecursionError):
             return {"unreadable": "not valid JSON"}
         return value if isinstance(value, dict) else {"unreadable": "not a JSON object"}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _finite(value: Any) -> float | None:

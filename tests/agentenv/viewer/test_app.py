@@ -141,6 +141,26 @@ def test_hostile_texts_have_nothing_hidden_and_stay_json(make_run):
     assert len(shown["messages"]) == 4
 
 
+def test_what_is_nested_deeply_costs_no_more_than_itself(run, client):
+    line = {"phase": "train", "step": 1, "terminated": True}
+    depths = (
+        500,
+        *range(900, 1010, 10),
+        100_000,
+    )  # json reads less than the interpreter's limit, and writes less yet
+    for depth in depths:
+        nested = "[" * depth + "]" * depth
+        head = json.dumps(line | {"episode_id": f"deep {depth}"})[:-1]
+        with run.trajectories_path.open("a") as out:
+            out.write(head + f', "info": {{"a": {nested}}}, "messages": [{{"content": {nested}}}]}}\n')
+        (run.path / "run.json").write_text(f'{{"name": {nested}, "format": {nested}}}')
+        assert client.get("/api/run").status_code == 200
+    assert client.get("/api/run").json()["episodes"] == 12 + len(depths)
+    for depth in depths:
+        answer = client.get("/api/episode", params={**line, "episode_id": f"deep {depth}"})
+        assert answer.status_code == (200 if depth == 500 else 404) or 900 <= depth <= 1000
+
+
 def test_the_tokens_of_an_episode_are_those_that_training_recorded(run, client):
     numbers = {"rollout_logprobs": [None, -0.5], "policy_logprobs": [None, -0.25], "values": [None, 0.5]}
     segment = SegmentTokens(

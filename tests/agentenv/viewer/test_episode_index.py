@@ -98,7 +98,7 @@ def test_a_line_that_is_no_episode_is_counted_and_costs_no_other(tmp_path, line)
     assert index.unreadable == 1
 
 
-def test_values_of_a_wrong_type_are_none_or_text(tmp_path):
+def test_values_of_a_wrong_type_are_left_out_and_long_texts_cut(tmp_path):
     path = tmp_path / "t.jsonl"
     strange = {
         "reward": "much",
@@ -108,10 +108,11 @@ def test_values_of_a_wrong_type_are_none_or_text(tmp_path):
         "duration_s": float("nan"),
     }
     path.write_text(
-        json.dumps({"phase": "train", "step": 1, "task_id": {"a": 1}, "terminated": 1, **strange}) + "\n"
+        json.dumps({"phase": "train", "step": 1, "task_id": {"a": 1}, "episode_id": "e" * 2000, **strange})
+        + "\n"
     )
     (row,) = index_of(path).rows
-    assert row.task_id == "{'a': 1}"
+    assert (row.task_id, row.episode_id) == ("", "e" * 1000)
     assert {row.reward, row.turns, row.seed, row.start_version, row.staleness, row.duration_s} == {None}
 
 
