@@ -3,14 +3,20 @@
     python benchmarks/screenshots.py report RUN            docs/images/report.png
     python benchmarks/screenshots.py viewer RUN            docs/images/viewer.png
     python benchmarks/screenshots.py viewer-episode RUN    docs/images/viewer-episode.png
+    python benchmarks/screenshots.py timeline RUN          docs/images/demo-timeline.png, of a run with --trace true
+    python benchmarks/screenshots.py console RUN           docs/images/console.png
+    python benchmarks/screenshots.py all RUN               all of them
 
-One function per page. Chromium is found on the PATH, or named by CHROMIUM.
+RUN is that of docs/pictures.md: make demo ARGS="--trace true --output_dir RUN". One function per page. Chromium is
+found on the PATH, or named by CHROMIUM.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +25,7 @@ from typing import Any
 
 from agentenv.errors import UsageError
 from agentenv.report import write_report
+from agentenv.report.transcripts import visible
 from agentenv.testing.browser import chromium, served
 from agentenv.viewer.app import create_app
 
@@ -54,11 +61,56 @@ def viewer_episode(run: Path, image: Path) -> None:
         save(page, image)
 
 
+def timeline(run: Path, image: Path) -> None:
+    """Who did what in six steps from the middle of the run."""
+    steps = sum(1 for _ in (run / "metrics.jsonl").open(encoding="utf-8"))
+    first = max(1, steps // 2)
+    _agentenv("timeline", str(run), "--steps", f"{first}:{min(steps, first + 5)}", "--png", str(image))
+
+
+def console(run: Path, image: Path) -> None:
+    """What three commands print."""
+    commands = (
+        ("list",),
+        ("play", "KeyDoor-v0", "--seed", "3", "--policy", "oracle"),
+        ("timeline", str(run)),
+    )
+    shown = "\n".join(f"$ agentenv {' '.join(words)}\n{_agentenv(*words)}" for words in commands)
+    style = "margin:0;padding:18px;background:#16191f;color:#dde3ea;font:13px/1.35 monospace"
+    with window(1080, 1000) as page:
+        page.set_content(f'<pre style="{style}">{visible(shown)}</pre>')
+        page.set_viewport_size({"width": 1080, "height": int(page.locator("pre").bounding_box()["height"])})
+        page.locator("pre").evaluate("block => block.parentElement.style.margin = 0")
+        save(page, image)
+
+
+def everything(run: Path, image: Path) -> None:
+    """Each of the others."""
+    for name, take in PAGES.items():
+        if take is not everything:
+            take(run, image.parent / FILES.get(name, f"{name}.png"))
+
+
+def _agentenv(*words: str) -> str:
+    command = [sys.executable, "-m", "agentenv", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "110"}
+    )
+    if done.returncode != 0:
+        raise UsageError(f"agentenv {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
 PAGES: dict[str, Callable[[Path, Path], None]] = {
     "report": report,
     "viewer": viewer,
     "viewer-episode": viewer_episode,
+    "timeline": timeline,
+    "console": console,
+    "all": everything,
 }
+FILES = {"timeline": "demo-timeline.png"}
+"""Names of files that are not their page's."""
 
 
 @contextmanager
@@ -94,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("page", choices=PAGES)
     parser.add_argument("run", type=Path, help="directory of a run")
-    parser.add_argument("--image", type=Path, help="where to; by default docs/images/PAGE.png")
+    parser.add_argument("--image", type=Path, help="where to; of all, a file in the folder of all")
     args = parser.parse_args(argv)
-    image = args.image or IMAGES / f"{args.page}.png"
+    image = args.image or IMAGES / FILES.get(args.page, f"{args.page}.png")
     try:
         PAGES[args.page](args.run, image)
     except UsageError as error:
