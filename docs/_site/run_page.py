@@ -46,8 +46,7 @@ def script(page: str) -> str:
         for command in text.strip().split("\n"):
             line = command
             if url:
-                # By the shell's own python: that of the environment which an earlier block has activated.
-                line = shlex.join(["python", __file__, "--until", url, command])
+                line = shlex.join([sys.executable, str(Path(__file__).resolve()), "--until", url, command])
             lines += [
                 f"printf '\\n$ %s\\n' {shlex.quote(command)} >&2",
                 line,
