@@ -129,7 +129,7 @@ class Recipe:
         policy = self._load(parsed)
         if setup.before_start is not None:
             setup.before_start()
-        engines = arguments.open_engines(policy, config, parsed.chosen)
+        engines = arguments.open_engines(policy, config, parsed.chosen, peft_config=arguments.peft_config)
         controller = AsyncController(
             setup.train_env, LLMProxy(engines), policy.tokenizer, config.rollout_config(), seed=config.seed
         )
