@@ -37,6 +37,32 @@ def test_text_in_parts_says_the_same_as_text() -> None:
     assert one.identity == other.identity and other.message == _USER
 
 
+def test_a_request_of_openhands_is_served() -> None:
+    """The fields that its SDK 1.58.2 sends."""
+    text = [{"type": "text", "text": "hi"}]
+    error = [{"type": "text", "text": "[An error occurred.]\n"}, {"type": "text", "text": "No such file"}]
+    body = {
+        "model": "policy",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": text, "tool_calls": [_call('{"command": "ls"}')]},
+            {"role": "tool", "content": error, "tool_call_id": "call_1", "name": "bash"},
+        ],
+        "tools": [_TOOL],
+        "prompt_cache_key": "d7118e22",
+        "reasoning_effort": "high",
+    }
+    request = read_request(body)
+    assert [message.message["content"] for message in request.messages] == [
+        "be brief",
+        "hi",
+        "hi",
+        "[An error occurred.]\nNo such file",
+    ]
+    assert request.messages[2].identity == answer_message("hi", [_call('{"command":"ls"}')]).identity
+
+
 def test_an_answer_is_known_again_however_the_agent_writes_it() -> None:
     answer = answer_message("I look.\n", [_call('{"command": "ls", "n": 1}')])
     echo = {
