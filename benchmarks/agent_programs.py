@@ -79,10 +79,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
     release = RELEASES[options.agent]
     program, version = find_program(options.agent, options.command, options.work_dir)
     kind = prepare(options.sandbox)
-    found: dict[str, Any] = {
-        "program": {"name": options.agent, "version": version, "config": options.config},
-        "sandbox": kind,
-    }
+    found: dict[str, Any] = {"program": f"{options.agent} {version}", "sandbox": kind}
     policy = load_policy(options.model) if options.model else random_policy()
     found["policy"] = policy.name
     started = time.monotonic()

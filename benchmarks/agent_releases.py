@@ -47,9 +47,11 @@ class Release:
 
 
 def tool_calls(*calls: tuple[str, dict[str, Any]]) -> str:
-    """An answer that calls tools, in the form of Qwen3's template."""
+    """An answer that reasons and calls tools, in the form of Qwen3's template."""
     written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
-    return "I go on." + "".join(f"\n<tool_call>\n{call}\n</tool_call>" for call in written)
+    return "<think>\nWhat now?\n</think>\n\nI go on." + "".join(
+        f"\n<tool_call>\n{call}\n</tool_call>" for call in written
+    )
 
 
 def mini_answers() -> list[str]:

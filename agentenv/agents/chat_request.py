@@ -209,6 +209,11 @@ def _message(value: Any, where: str) -> ChatMessage:
     content = "".join(parts)
     message: Message = {"role": "system" if role == "developer" else role, "content": content}
     call_id = None
+    reasoning = value.get("reasoning_content")
+    if role == "assistant" and reasoning:
+        if not isinstance(reasoning, str):
+            raise _bad(f"{where}.reasoning_content", reasoning, "a string is needed")
+        message["reasoning_content"] = _encodable(reasoning, f"{where}.reasoning_content")
     if role == "assistant" and calls:
         message["tool_calls"] = _calls(calls, f"{where}.tool_calls")
     if role == "tool":

@@ -75,6 +75,13 @@ def test_an_answer_is_known_again_however_the_agent_writes_it() -> None:
     assert read_request({"messages": [echo, _USER]}).messages[0].identity == answer.identity
 
 
+def test_reasoning_that_comes_back_reaches_the_template_and_makes_no_other_answer() -> None:
+    echo = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
+    message = read_request({"messages": [echo, _USER]}).messages[0]
+    assert message.message["reasoning_content"] == "hm"
+    assert message.identity == answer_message("I look.", None).identity
+
+
 def test_an_answer_with_another_command_is_another() -> None:
     answer = answer_message("", [_call('{"command": "ls"}')])
     echo = {"role": "assistant", "content": None, "tool_calls": [_call('{"command": "rm"}')]}
@@ -114,6 +121,10 @@ def test_no_tool_is_offered_where_the_agent_wants_none() -> None:
         (_body(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
         (_body(messages=[{"role": "assistant", "tool_calls": [{}]}, _USER]), "messages[0].tool_calls[0]"),
         (_body(messages=[{"role": "assistant", "content": "", "function_call": {}}, _USER]), "function_call"),
+        (
+            _body(messages=[{"role": "assistant", "content": "", "reasoning_content": 3}, _USER]),
+            "messages[0].reasoning_content=3",
+        ),
         (_body(messages=[_USER] * 10_001), "10001 are too many"),
         (_body(colour="red"), "'colour'"),
         (_body(n=2), "n=2"),

@@ -59,7 +59,7 @@ class SandboxTerminal(ToolExecutor[TerminalAction, TerminalObservation]):
 
 
 class SandboxEditor(ToolExecutor[FileEditorAction, FileEditorObservation]):
-    """OpenHands' editor on a copy of the file or folder, which is written back."""
+    """OpenHands' editor on a copy of the file or folder, which is written back. OpenHands runs one call at a time."""
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self._copies = Copies(sandbox, folder)
@@ -107,7 +107,7 @@ def register_sandbox_tools(sandbox: Sandbox, folder: Path) -> None:
                 tool.model_copy(
                     update={
                         "description": tool.description.replace(here, sandbox.workdir),
-                        "executor": SandboxEditor(sandbox, folder),
+                        "executor": SandboxEditor(sandbox, Path(tempfile.mkdtemp(dir=folder))),
                     }
                 )
                 for tool in super().create(conv_state)
