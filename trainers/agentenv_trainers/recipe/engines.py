@@ -64,7 +64,7 @@ class EngineArguments:
     lora_sync: Literal["auto", "adapter", "merged"] = setting(
         "auto",
         "How the LoRA adapters of --use_peft get to vLLM. adapter: alone; merged: as whole weights; auto: alone where "
-        "vLLM can serve them. Which it is, is printed.",
+        "vLLM can serve them and does not run on processors. Which it is, is printed.",
     )
 
     def check_engine(self) -> None:
