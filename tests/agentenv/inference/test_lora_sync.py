@@ -388,7 +388,7 @@ def test_an_adapters_folder_stays_until_its_engine_has_loaded_the_next(
 
 
 @pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")
-@pytest.mark.parametrize("kind", ["fake", pytest.param("real server", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("kind", ["fake", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_a_recipe_trains_adapters_and_sends_them_alone(
     kind: str,
     request: pytest.FixtureRequest,
