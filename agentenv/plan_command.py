@@ -221,10 +221,13 @@ def _commands(work: Workload, split: Split) -> list[str]:
         return [
             f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_devices {places[0]}{more}"
         ]
+    # So that adapters are sent alone; 16 is the recipes' --lora_r.
+    allow = " VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if work.lora else ""
+    adapters = "--enable-lora --max-lora-rank 16 " if work.lora else ""
     servers = [
-        f"CUDA_VISIBLE_DEVICES={place} VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server "
+        f"CUDA_VISIBLE_DEVICES={place} VLLM_SERVER_DEV_MODE=1{allow} python -m vllm.entrypoints.openai.api_server "
         f"--model {name} --dtype {work.precision} --max-model-len {work.context} "
-        f"--logprobs-mode processed_logprobs --generation-config vllm {width + ' ' if width else ''}"
+        f"--logprobs-mode processed_logprobs --generation-config vllm {width + ' ' if width else ''}{adapters}"
         f"--port {8001 + number} &"
         for number, place in enumerate(places)
     ]

@@ -34,7 +34,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentenv.errors import UsageError
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude
 from agentenv_envs.swe.sandbox.engine import connect
 from agentenv_envs.swe.sandbox.labels import OWNER, SANDBOX
 
@@ -350,14 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"token {server['recovery_s']:.1f} s later; trainer killed after step {trainer['after_step']}, all its "
         f"processes gone {trainer['gone_s']:.1f} s later; {args.steps} steps in {figures['wall_s']:.0f} s"
     )
-    print("assumed: " + ", ".join(f"{name} {value}" for name, value in assumed.items()))
-    bars = bars_of(figures)
-    held = print_bars(bars)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        results = {"assumed": assumed, "figures": figures, "bars": [bar.as_dict() for bar in bars]}
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 1 if args.check and not held else 0
+    return conclude(bars_of(figures), assumed=assumed, figures=figures, json_file=args.json, check=args.check)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ machine changes little; the greatest is told, too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 
 from agentenv.baselines import make_baseline
 from agentenv.errors import UsageError
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude
 from agentenv_envs.alfworld import ALFWorldEnv
 from agentenv_envs.alfworld.engine import Engine
 from agentenv_envs.alfworld.games import Game
@@ -228,14 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "games": "synthetic" if args.data is None else "of a folder",
     }
     print_figures(figures)
-    print("assumed: " + ", ".join(f"{name} {value}" for name, value in assumed.items()))
-    bars = alfworld_bars(figures)
-    held = print_bars(bars)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        results = {"assumed": assumed, "figures": figures, "bars": [bar.as_dict() for bar in bars]}
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 1 if args.check and not held else 0
+    return conclude(
+        alfworld_bars(figures), assumed=assumed, figures=figures, json_file=args.json, check=args.check
+    )
 
 
 if __name__ == "__main__":

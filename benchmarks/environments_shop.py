@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude
 from agentenv_envs.shop.catalogue import Catalogue, CatalogueSpec, load_catalogue
 from agentenv_envs.shop.env import ShopSingleTurnEnv
 from agentenv_envs.shop.policies import Oracle, Random
@@ -279,24 +279,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--products is {args.products}, must be from 120 to 20160")
     load = os.getloadavg()[0]
     figures = shop_figures(**sizes)
-    results: dict[str, Any] = {
-        "assumed": {
-            "python": platform.python_version(),
-            "cpus": os.cpu_count(),
-            "load before": round(load, 2),
-            **sizes,
-        },
-        "figures": figures,
+    assumed = {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load before": round(load, 2),
+        **sizes,
     }
     print_figures(figures)
-    print("assumed: " + ", ".join(f"{name} {value}" for name, value in results["assumed"].items()))
     bars = shop_bars(figures, smoke=args.smoke)
-    results["bars"] = [bar.as_dict() for bar in bars]
-    held = print_bars(bars)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 1 if args.check and not held else 0
+    return conclude(bars, assumed=assumed, figures=figures, json_file=args.json, check=args.check)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ turn. The loops, which take long, are measured once.
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -33,7 +32,7 @@ import torch
 from scipy.signal import lfilter
 from torch import Tensor
 
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude
 from agentenv_trainers.objectives import length_adaptive_lambda, skip_observation_gae
 
 LIMIT_MS = 100.0
@@ -274,17 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    print("assumed: " + ", ".join(f"{name} {value}" for name, value in assumed.items()))
     for name, figures in results.items():
         show(name, figures, loop_rows)
     print()
     bars = [bar for name, figures in results.items() for bar in bars_of(name, figures)]
-    held = print_bars(bars)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        written = {"assumed": assumed, "figures": results, "bars": [bar.as_dict() for bar in bars]}
-        options.json.write_text(json.dumps(written, indent=1) + "\n")
-    return int(options.check and not held)
+    return conclude(bars, assumed=assumed, figures=results, json_file=options.json, check=options.check)
 
 
 if __name__ == "__main__":

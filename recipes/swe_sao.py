@@ -28,7 +28,7 @@ if __name__ == "__main__":
     reap_in_background()  # what a killed run left need not wait for the imports below: they take seconds
 
 from agentenv_envs import swe
-from agentenv_envs.swe.agents import Launcher, SWEAgentPrograms, command_line, mini_swe_agent
+from agentenv_envs.swe.agents import Launcher, SWEAgentPrograms, command_line, mini_swe_agent, openhands
 from agentenv_envs.swe.sandbox.images import ensure_base_image
 from agentenv_trainers.recipe import (
     OWN_MODEL,
@@ -103,14 +103,15 @@ class SWEArguments(RecipeArguments):
         None, "Take the sandboxes from a service, or several with commas between: docs/sandbox-service.md."
     )
     allow_unisolated: bool = setting(False, "Run the code of a data set without isolation too.")
-    agent: Literal["none", "mini-swe-agent"] = setting(
+    agent: Literal["none", "mini-swe-agent", "openhands"] = setting(
         "none",
         "Train an agent program as it is released, on the same tasks; it has to be installed. Others: --agent_command.",
     )
     agent_command: str | None = setting(
         None,
         "Command line of any agent program that takes OPENAI_BASE_URL, with {issue_file}, {workdir}, {docker} and "
-        "{model} filled in; of --agent mini-swe-agent its command, where `mini` is not on the PATH.",
+        "{model} filled in; of --agent mini-swe-agent its command, where `mini` is not on the PATH; of "
+        "--agent openhands the python that has it.",
     )
     agent_config: str | None = setting(
         None,
@@ -132,17 +133,20 @@ class SWEArguments(RecipeArguments):
             raise UsageError(
                 "--env names an environment to play; an agent program plays the recipe's own tasks"
             )
+        if self.agent != "mini-swe-agent" and self.agent_config is not None:
+            which = "--agent_command alone" if self.agent == "none" else f"--agent {self.agent}"
+            raise UsageError(f"--agent_config is for --agent mini-swe-agent, not for {which}")
         if self.agent == "none":
-            if self.agent_config is not None:
-                raise UsageError(
-                    "--agent_config is for --agent mini-swe-agent, not for --agent_command alone"
-                )
             assert self.agent_command is not None
             return command_line(self.agent_command)
         if self.model == "embedded":
             raise UsageError(
-                "--agent mini-swe-agent needs --model: its prompts are too long for the embedded policy"
+                f"--agent {self.agent} needs --model: its prompts are too long for the embedded policy"
             )
+        if self.agent == "openhands":
+            if self.agent_command is None:
+                raise UsageError("--agent openhands needs --agent_command: the python of its environment")
+            return openhands(self.agent_command)
         config, *options = (self.agent_config or "").split() or ["mini.yaml"]
         return mini_swe_agent(self.agent_command or "mini", config=config, options=options)
 

@@ -24,13 +24,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from agentenv.agents.chat_request import ChatRequest, RefusedRequestError, read_request
 from agentenv.agents.desk import EpisodeDesk
 from agentenv.agents.endpoint import AgentEndpoint, Completion, OpenEpisode
 from agentenv.errors import UsageError
+from agentenv.request_body import BodyError, read_json_body
 
 __all__ = ["create_app"]
 
@@ -39,6 +39,13 @@ logger = logging.getLogger(__name__)
 BODY_BYTES = 16 << 20
 BODY_TIMEOUT_S = 60.0
 KEEP_ALIVE_S = 5.0
+_BODY_REFUSALS = {
+    "too_large": (413, "request_too_large"),
+    "too_slow": (408, None),
+    "cut_off": (400, None),
+    "no_json": (400, "invalid_json"),
+}
+"""Status and code of each kind of :class:`BodyError`."""
 
 
 def create_app(endpoint: AgentEndpoint, desk: EpisodeDesk | None = None) -> FastAPI:
@@ -253,25 +260,11 @@ def _token(request: Request) -> str:
 
 
 async def _body(request: Request) -> Any:
-    too_large = RefusedRequestError(413, f"the body is over {BODY_BYTES} bytes", code="request_too_large")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > BODY_BYTES:
-        raise too_large
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_BYTES:
-                    raise too_large
-    except TimeoutError:
-        raise RefusedRequestError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
-    except ClientDisconnect:
-        raise RefusedRequestError(400, "the body was cut off") from None
-    try:
-        return json.loads(bytes(body) or b"{}")
-    except (ValueError, RecursionError):
-        raise RefusedRequestError(400, "the body is not JSON", code="invalid_json") from None
+        return await read_json_body(request, max_bytes=BODY_BYTES, timeout_s=BODY_TIMEOUT_S)
+    except BodyError as error:
+        status, code = _BODY_REFUSALS[error.kind]
+        raise RefusedRequestError(status, str(error), code=code) from None
 
 
 async def _gone(receive: Receive) -> None:

@@ -94,8 +94,13 @@ class ChatMessage:
     """As chat templates take it."""
     identity: str
     """Equal for messages that say the same."""
-    length: int
-    """Characters of its text."""
+    parts: tuple[str, ...]
+    """Of its text, as the client divides it."""
+
+    @property
+    def length(self) -> int:
+        """Characters of its text."""
+        return sum(map(len, self.parts))
 
     @property
     def role(self) -> str:
@@ -178,7 +183,7 @@ def answer_message(content: str, tool_calls: list[dict[str, Any]] | None) -> Cha
     message: Message = {"role": "assistant", "content": content}
     if tool_calls:
         message["tool_calls"] = tool_calls
-    return ChatMessage(message, _identity("assistant", content, tool_calls, None), len(content))
+    return ChatMessage(message, _identity("assistant", content, tool_calls, None), (content,))
 
 
 def readable(message: Mapping[str, Any]) -> str:
@@ -200,9 +205,15 @@ def _message(value: Any, where: str) -> ChatMessage:
         if value.get(name) is not None:
             raise _bad(f"{where}.{name}", value[name], "not supported; leave it out")
     calls = value.get("tool_calls")
-    content = _content(value.get("content"), f"{where}.content", may_miss=role == "assistant")
+    parts = _parts(value.get("content"), f"{where}.content", may_miss=role == "assistant")
+    content = "".join(parts)
     message: Message = {"role": "system" if role == "developer" else role, "content": content}
     call_id = None
+    reasoning = value.get("reasoning_content")
+    if role == "assistant" and reasoning:
+        if not isinstance(reasoning, str):
+            raise _bad(f"{where}.reasoning_content", reasoning, "a string is needed")
+        message["reasoning_content"] = _encodable(reasoning, f"{where}.reasoning_content")
     if role == "assistant" and calls:
         message["tool_calls"] = _calls(calls, f"{where}.tool_calls")
     if role == "tool":
@@ -213,7 +224,7 @@ def _message(value: Any, where: str) -> ChatMessage:
         if isinstance(value.get("name"), str):
             message["name"] = _encodable(value["name"], f"{where}.name")
     identity = _identity(str(message["role"]), content, calls if role == "assistant" else None, call_id)
-    return ChatMessage(message, identity, len(content))
+    return ChatMessage(message, identity, parts)
 
 
 def _identity(role: str, content: str, calls: Any, call_id: str | None) -> str:
@@ -222,9 +233,9 @@ def _identity(role: str, content: str, calls: Any, call_id: str | None) -> str:
     return _canonical([role, text, canonical_calls(calls), call_id])
 
 
-def _content(value: Any, where: str, *, may_miss: bool) -> str:
+def _parts(value: Any, where: str, *, may_miss: bool) -> tuple[str, ...]:
     if value is None and may_miss:
-        return ""
+        return ()
     if isinstance(value, list):
         texts = []
         for index, part in enumerate(value):
@@ -236,10 +247,10 @@ def _content(value: Any, where: str, *, may_miss: bool) -> str:
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise _bad(f"{where}[{index}]", kind, "only parts of type 'text' are supported")
             texts.append(part["text"])
-        value = "".join(texts)
+        return tuple(_encodable(text, where) for text in texts)
     if not isinstance(value, str):
         raise _bad(where, value, "a string or a list of text parts is needed")
-    return _encodable(value, where)
+    return (_encodable(value, where),)
 
 
 def _encodable(text: str, where: str) -> str:

@@ -14,8 +14,9 @@ Invariants:
 
 * Every token that the policy sampled for an answer that was given is an action token of exactly one segment. A request
   that failed, or whose client went away, leaves nothing.
-* Agents are told apart by how they open: all messages up to the first of the user. One that opens as another did, and
-  does not go on in a chain of it, is a fork of it.
+* Agents are told apart by how they open: all messages up to the first of the user. A request that opens as an agent
+  did, and does not go on in a chain of it, is a fork of it; so is one whose first message of the user has more parts
+  behind those (OpenHands puts a summary of the history there).
 * The first agent is the main one: its last segment is the end of the joined trajectory, which the reward belongs to.
 """
 
@@ -91,8 +92,8 @@ class EpisodeRecord:
         self._tokenizer = tokenizer
         self._stop_ids = tuple(stop_token_ids)
         self._chains: list[_Chain] = []
-        self._openings: list[str] = []
-        """Of each agent."""
+        self._openings: list[tuple[str, tuple[str, ...]]] = []
+        """Of each agent: what comes before the user's first message, and its parts."""
         self.answers = 0
         """Turns of the policy."""
         self.forks = 0
@@ -211,7 +212,6 @@ class EpisodeRecord:
             (index for index, message in enumerate(request.messages) if message.role == "user"),
             len(request.messages) - 1,
         )
-        opening = "".join(message.identity for message in request.messages[: first_user + 1])
         conversation = Conversation(
             self._tokenizer,
             stop_token_ids=self._stop_ids,
@@ -219,11 +219,20 @@ class EpisodeRecord:
             template_options={"tools": list(request.tools)} if request.tools else None,
         )
         prompt_ids = conversation.start([message.message for message in request.messages])
-        if opening not in self._openings:
-            self._openings.append(opening)
-        agent = self._openings.index(opening)
+        agent = self._agent_of(
+            "".join(message.identity for message in request.messages[:first_user]),
+            request.messages[first_user].parts,
+        )
         is_fork = any(chain.agent == agent for chain in self._chains)
         return Place(conversation, prompt_ids, agent, is_fork, request, (), None, [])
+
+    def _agent_of(self, before: str, parts: tuple[str, ...]) -> int:
+        """The agent that opens so, or with the first of these parts; a new one where there is none."""
+        for length in range(len(parts), 0, -1):
+            if (before, parts[:length]) in self._openings:
+                return self._openings.index((before, parts[:length]))
+        self._openings.append((before, parts))
+        return len(self._openings) - 1
 
     def _by_time(self) -> list[_Chain]:
         return sorted(self._chains, key=lambda chain: chain.last_answer)

@@ -6,6 +6,8 @@ Invariants:
 * Weights have arrived where an engine's log-probs of a fixed sequence are those of a forward pass with them.
 * :meth:`WeightSync.load` and :meth:`WeightSync.check` are of the same weights only if no publication began meanwhile:
   whoever calls them compares ``publication`` before and after.
+* Where an adapter alone is sent, the probe still tells whether an engine's model and the adapter together compute what
+  the merged weights do.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agentenv.errors import ModelError
+from agentenv.inference.adapters import AdaptedWeights
 from agentenv.inference.model_skeleton import ModelSkeleton
 from agentenv.inference.weight_transfer import Receiver, WeightTransfer
 
@@ -34,6 +37,10 @@ class ScoringReceiver(Receiver, Protocol):
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, under the weights in use, from no cache."""
+        ...
+
+    async def drop_adapter(self) -> None:
+        """Sample with the model's own weights again."""
         ...
 
 
@@ -56,14 +63,22 @@ class WeightSync:
         skeleton: of the model.
         transfer: the way; owned.
         tolerance: largest mean absolute difference of the probe's log-probs; None: by the model's type.
+        adapters_only: of AdaptedWeights send the adapter alone.
     """
 
     def __init__(
-        self, skeleton: ModelSkeleton, transfer: WeightTransfer, *, tolerance: float | None = None
+        self,
+        skeleton: ModelSkeleton,
+        transfer: WeightTransfer,
+        *,
+        tolerance: float | None = None,
+        adapters_only: bool = False,
     ) -> None:
         dtype = str(skeleton.dtype).removeprefix("torch.")
         self.tolerance = probe_tolerance(dtype) if tolerance is None else tolerance
         self._skeleton, self._transfer = skeleton, transfer
+        self.adapters_only = adapters_only
+        """May be changed before the first publication."""
         ids = np.random.default_rng(0).integers(0, skeleton.vocab_size, _PROBE_TOKENS)
         self.probe_ids: list[int] = ids.tolist()
         self._lock = asyncio.Lock()
@@ -94,7 +109,7 @@ class WeightSync:
                 former, self._published = self.publication, None
                 self.publication = Publication(version)
                 try:
-                    await self._transfer.publish(self._skeleton, weights)
+                    await self._send(weights, f"policy-v{version}")
                     self._expected = await asyncio.to_thread(self.expected, weights)
                 except BaseException:
                     self.publication = former
@@ -119,6 +134,23 @@ class WeightSync:
         """
         await self._transfer.load(receiver)
 
+    async def try_adapter(self, receiver: ScoringReceiver, weights: AdaptedWeights) -> None:
+        """Whether an engine that has the model's weights can serve adapters such as this one; it has none afterwards.
+
+        Raises:
+            ConnectionLostError: the engine has gone.
+            ModelError: it does not take it, or computes something else with it.
+        """
+        async with self._lock:
+            self._skeleton.check(weights)
+            await self._send(weights, "policy-trial")
+            try:
+                await self.load(receiver)
+                self._expected = await asyncio.to_thread(self.expected, weights)
+                await self.check(receiver)
+            finally:
+                await receiver.drop_adapter()
+
     async def check(self, receiver: ScoringReceiver) -> None:
         """Whether the weights have arrived.
 
@@ -136,6 +168,12 @@ class WeightSync:
         """Mean absolute difference of an engine's log-probs of the probe to those expected."""
         scores = await receiver.score(self.probe_ids)
         return float(np.mean(np.abs(np.subtract(scores, expected))))
+
+    async def _send(self, weights: Mapping[str, Tensor], name: str) -> None:
+        if self.adapters_only and isinstance(weights, AdaptedWeights):
+            await self._transfer.publish_adapter(weights.adapter, name)
+        else:
+            await self._transfer.publish(self._skeleton, weights)
 
     async def close(self) -> None:
         """Free what was published; idempotent."""

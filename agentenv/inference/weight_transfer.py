@@ -4,11 +4,14 @@
     filesystem      a checkpoint in a folder that all machines mount
     nccl            broadcast between GPUs, by TRL's client
 
+The first two also bring a LoRA adapter by itself, to engines that have the model.
+
 Invariants:
 
 * Weights that were published can be loaded any number of times until newer ones are: an engine that was restarted
   gets them without the trainer.
-* A checkpoint is complete before its folder has its name, and is not removed while an engine reads it.
+* A checkpoint is complete before its folder has its name, and is not removed while an engine reads it. An adapter's
+  folder stays until the engine has loaded something else: vLLM may read it again for any request.
 * Nothing is left behind by ``close``; what a killed process left in shared memory goes when the next one opens there.
 """
 
@@ -23,7 +26,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +36,7 @@ from agentenv.errors import ModelError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentenv.inference.adapters import Adapter
     from agentenv.inference.model_skeleton import ModelSkeleton
 
 __all__ = ["TRANSFERS", "FolderTransfer", "NCCLTransfer", "Receiver", "WeightTransfer", "open_transfer"]
@@ -56,6 +61,10 @@ class Receiver(Protocol):
         """Take the weights of a checkpoint."""
         ...
 
+    async def load_adapter(self, folder: Path, name: str) -> None:
+        """Sample with the adapter of a folder from now on, in place of the one before."""
+        ...
+
 
 class WeightTransfer(Protocol):
     """One way for weights."""
@@ -66,6 +75,15 @@ class WeightTransfer(Protocol):
         Args:
             skeleton: of the model.
             weights: a state dict of it; the trainer's own, read only during the call.
+        """
+        ...
+
+    async def publish_adapter(self, adapter: Adapter, name: str) -> None:
+        """As :meth:`publish`, for engines that have the model's own weights.
+
+        Args:
+            adapter: the trainer's own, read only during the call.
+            name: of this version.
         """
         ...
 
@@ -81,6 +99,13 @@ class WeightTransfer(Protocol):
     async def close(self) -> None:
         """Free what was published; idempotent."""
         ...
+
+
+@dataclass(frozen=True)
+class _Published:
+    folder: Path
+    adapter_name: str | None
+    """None: the folder holds whole weights."""
 
 
 class FolderTransfer:
@@ -108,8 +133,10 @@ class FolderTransfer:
         # Also where the program ends without close.
         self._remove = weakref.finalize(self, shutil.rmtree, self._root, True)
         self._numbers = itertools.count()
-        self._newest: Path | None = None
+        self._newest: _Published | None = None
         self._readers: dict[Path, int] = {}
+        self._in_use: dict[Receiver, Path] = {}
+        """Adapters that engines sample with."""
 
     async def publish(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor]) -> None:
         """See :class:`WeightTransfer`.
@@ -117,41 +144,63 @@ class FolderTransfer:
         Raises:
             ModelError: the disk, or shared memory, is full.
         """
-        folder = self._root / f"{next(self._numbers)}"
-        free = shutil.disk_usage(self._root).free
-        if free < skeleton.num_bytes:
-            raise ModelError(
-                f"weights need {skeleton.num_bytes / 2**30:.2f} GiB in {self._root.parent}, {free / 2**30:.2f} are free"
-            )
-        await asyncio.to_thread(self._write, skeleton, weights, folder)
-        former, self._newest = self._newest, folder
-        if former is not None and not self._readers.get(former):
-            await asyncio.to_thread(shutil.rmtree, former, True)
+        await self._publish(skeleton.num_bytes, lambda folder: skeleton.save(weights, folder), None)
+
+    async def publish_adapter(self, adapter: Adapter, name: str) -> None:
+        """See :class:`WeightTransfer`, and :meth:`publish`."""
+        await self._publish(adapter.num_bytes, adapter.save, name)
 
     async def load(self, receiver: Receiver) -> None:
         """See :class:`WeightTransfer`."""
-        folder = self._newest
-        if folder is None:
+        published = self._newest
+        if published is None:
             raise ModelError("no weights were published")
-        self._readers[folder] = self._readers.get(folder, 0) + 1
+        self._hold(published.folder)
         try:
-            await receiver.load_folder(folder)
+            if published.adapter_name is None:
+                await receiver.load_folder(published.folder)
+            else:
+                await receiver.load_adapter(published.folder, published.adapter_name)
+                self._hold(published.folder)
+                former = self._in_use.get(receiver)
+                self._in_use[receiver] = published.folder
+                if former is not None:
+                    await self._release(former)
         finally:
-            self._readers[folder] -= 1
-            if not self._readers[folder]:
-                del self._readers[folder]
-                if folder != self._newest:
-                    await asyncio.to_thread(shutil.rmtree, folder, True)
+            await self._release(published.folder)
 
     async def close(self) -> None:
         """Remove the folder."""
         await asyncio.to_thread(self._remove)
         self._lock.close()
 
-    def _write(self, skeleton: ModelSkeleton, weights: Mapping[str, Tensor], folder: Path) -> None:
+    async def _publish(self, num_bytes: int, save: Callable[[Path], None], adapter_name: str | None) -> None:
+        folder = self._root / f"{next(self._numbers)}"
+        free = shutil.disk_usage(self._root).free
+        if free < num_bytes:
+            raise ModelError(
+                f"weights need {num_bytes / 2**30:.2f} GiB in {self._root.parent}, {free / 2**30:.2f} are free"
+            )
+        await asyncio.to_thread(self._write, save, folder)
+        former, self._newest = self._newest, _Published(folder, adapter_name)
+        if former is not None:
+            self._hold(former.folder)
+            await self._release(former.folder)
+
+    def _hold(self, folder: Path) -> None:
+        self._readers[folder] = self._readers.get(folder, 0) + 1
+
+    async def _release(self, folder: Path) -> None:
+        self._readers[folder] -= 1
+        if not self._readers[folder]:
+            del self._readers[folder]
+            if self._newest is None or folder != self._newest.folder:
+                await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    def _write(self, save: Callable[[Path], None], folder: Path) -> None:
         unfinished = folder.with_name(f"{folder.name}.part")
         try:
-            skeleton.save(weights, unfinished)
+            save(unfinished)
             for path in unfinished.iterdir():
                 path.chmod(0o644)
                 if self._durable:
@@ -190,6 +239,14 @@ class NCCLTransfer:
         self._newest = await asyncio.to_thread(
             lambda: [(name, t.detach().cpu().clone()) for name, t in named]
         )
+
+    async def publish_adapter(self, adapter: Adapter, name: str) -> None:
+        """See :class:`WeightTransfer`.
+
+        Raises:
+            UsageError: vLLM takes no adapter over NCCL.
+        """
+        raise UsageError("nccl brings no adapters: send them by shared-memory or filesystem, or merged")
 
     async def load(self, receiver: Receiver) -> None:
         """See :class:`WeightTransfer`; an engine that was restarted joins a new group."""

@@ -7,9 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 Relation = Literal["<=", ">=", "=="]
@@ -85,6 +87,36 @@ def print_bars(bars: Iterable[Bar], stream: IO[str] | None = None) -> bool:
         out.write(f"{bar}\n")
     out.flush()
     return all(bar.holds for bar in bars)
+
+
+def conclude(
+    bars: Iterable[Bar],
+    *,
+    assumed: Mapping[str, object],
+    figures: object,
+    json_file: Path | None = None,
+    check: bool = False,
+) -> int:
+    """The end of a benchmark: print what it assumed and its bars, write all of it, and judge.
+
+    Args:
+        bars: what was measured.
+        assumed: sizes, versions, machine.
+        figures: JSON-able, for the file.
+        json_file: where to; its folder is made. None: nowhere.
+        check: whether a missed bar counts.
+
+    Returns:
+        the exit code: 1 where one is missed and counts.
+    """
+    bars = list(bars)
+    sys.stdout.write("assumed: " + ", ".join(f"{name} {value}" for name, value in assumed.items()) + "\n")
+    held = print_bars(bars)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        results = {"assumed": dict(assumed), "figures": figures, "bars": [bar.as_dict() for bar in bars]}
+        json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return int(check and not held)
 
 
 def _short(value: float) -> str:

@@ -27,29 +27,23 @@ def vowels(tmp_path: Path, repository: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_policy(tmp_path_factory: pytest.TempPathFactory, load_program: Callable[[str], ModuleType]) -> Path:
     """Folder of a Qwen3 of 40,000 random parameters with a byte-level tokenizer and a chat template."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    special = ["<|end|>", "<|pad|>"]
-    vocabulary = {
-        token: index for index, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *special])
-    }
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
-    fast.chat_template = (
+    template = (
         "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    fast = load_program("benchmarks/byte_level.py").byte_level_tokenizer(
+        template, end="<|end|>", pad="<|pad|>"
     )
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(vocabulary),
+        vocab_size=len(fast),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

@@ -87,6 +87,16 @@ def test_the_agent_program_says_what_the_environment_says(
             "no program '/no/mini'",
         ),
         (["--agent_command", "sh", "--env", "Echo-v0"], "--env names an environment"),
+        (["--agent", "openhands"], "--agent openhands needs --model"),
+        (["--agent", "openhands", "--model", "m"], "--agent openhands needs --agent_command"),
+        (
+            ["--agent", "openhands", "--model", "m", "--agent_command", "/no/python"],
+            "no program '/no/python'",
+        ),
+        (
+            ["--agent", "openhands", "--agent_config", "x"],
+            "--agent_config is for .* not for --agent openhands",
+        ),
         (["--agent_config", "mini.yaml"], "--agent_config is for"),
         (["--agent_command", "sh", "--agent_config", "mini.yaml"], "--agent_config is for"),
         (["--agent_command", "sh", "--mode", "batch"], "mode is .batch."),

@@ -1,7 +1,8 @@
 """Agent programs as they are, trained on: what is recorded is what the model says, and SAO takes a step on it.
 
-What plays, compares and trains is `benchmarks/agent_programs.py`. mini-swe-agent is used where its command `mini` is
-installed, or where AGENTENV_MINI_SWE_AGENT names it.
+What plays, compares and trains is that of `benchmarks/agent_programs.py`. mini-swe-agent is used where its command
+`mini` is installed, or where AGENTENV_MINI_SWE_AGENT names it; OpenHands where AGENTENV_OPENHANDS_PYTHON names the
+python that has it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 
 from agentenv.errors import AgentEnvError
 from agentenv.trajectory import Trajectory
-from agentenv_envs.swe.agents import Job, Launch, mini_swe_agent
+from agentenv_envs.swe.agents import Job, Launch, Launcher, mini_swe_agent
+from agentenv_envs.swe.workspace import EmbeddedTasks
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -43,8 +45,15 @@ for turn in range(4):
 
 
 @pytest.fixture(scope="module")
-def programs(load_program: Callable[[str], ModuleType]) -> ModuleType:
-    return load_program("benchmarks/agent_programs.py")
+def programs(repository: Path, load_program: Callable[[str], ModuleType]) -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(repository / "benchmarks"))
+        return load_program("benchmarks/agent_episodes.py")
+
+
+@pytest.fixture(scope="module")
+def releases(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("benchmarks/agent_releases.py")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +62,15 @@ def mini() -> str:
     found = os.environ.get("AGENTENV_MINI_SWE_AGENT") or shutil.which("mini")
     if not found:
         pytest.skip("mini-swe-agent is not installed")
+    return found
+
+
+@pytest.fixture(scope="module")
+def openhands_python() -> str:
+    """The python of an environment with OpenHands from its released packages."""
+    found = os.environ.get("AGENTENV_OPENHANDS_PYTHON")
+    if not found:
+        pytest.skip("AGENTENV_OPENHANDS_PYTHON names no environment with OpenHands")
     return found
 
 
@@ -98,6 +116,24 @@ def test_network_interfaces_are_read_from_what_the_sandbox_told(programs: Module
         programs.interfaces(trajectory)
 
 
+def test_dictated_answers_are_checked_and_trained_on_as_sampled_ones(
+    programs: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(_AGENT)
+
+    def launch(job: Job) -> Launch:
+        return Launch([sys.executable, str(tmp_path / "agent.py")], {"DOCKER": str(job.executable)})
+
+    said = ["one", "two", "three", "four"]
+    policy = programs.random_policy()
+    step = programs.sao_step(launch, policy, said=said, seed=5)
+    assert step.difference < 1e-4 and [trajectory.reward for trajectory in step.batch] == [0.0, 0.0]
+    trajectory = step.batch[0]
+    answers = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
+    assert answers == ["four"]
+    assert trajectory.info["task_id"] == EmbeddedTasks("train", (1,), None).task(5).task_id
+
+
 @pytest.mark.slow
 def test_one_sao_step_trains_on_mini_swe_agent_as_it_is_released(mini: str, programs: ModuleType) -> None:
     policy = programs.random_policy()
@@ -111,16 +147,46 @@ def test_one_sao_step_trains_on_mini_swe_agent_as_it_is_released(mini: str, prog
         assert "bash" in policy.tokenizer.decode(trajectory.prompt_ids)
 
 
-@pytest.mark.slow
-def test_the_tools_of_mini_swe_agent_reach_the_sandbox(mini: str, programs: ModuleType) -> None:
-    policy = programs.random_policy()
-    trajectory = programs.dictated_episode(mini_swe_agent(mini), policy)
+def _dictated(programs: ModuleType, releases: ModuleType, agent: str, launcher: Launcher) -> Trajectory:
+    """An episode in which the program solves its task."""
+    release = releases.RELEASES[agent]
+    step = programs.sao_step(
+        launcher,
+        programs.random_policy(),
+        said=release.answers(),
+        seed=releases.SEED,
+        max_tokens=1000,
+    )
+    trajectory = step.batch[0]
     info: dict[str, Any] = trajectory.info
-    commands = programs.right_commands()
-    assert (info["exit_code"], info["commands"]) == (0, len(commands))
-    assert info["agent_program"]["forks"] == 0
-    assert programs.largest_difference(policy.model, trajectory) < 1e-4
-    roles = [message["role"] for message in trajectory.messages]
-    assert roles == ["system", "user", *["assistant", "tool"] * (len(commands) - 1), "assistant"]
-    assert "def " in trajectory.messages[3]["content"] and isinstance(programs.interfaces(trajectory), list)
+    assert step.difference < 1e-4 and step.changed > 0
+    assert (info["exit_code"], info["commands"]) == (0, release.commands), info["output"]
     assert info["grade"]["resolved"] and trajectory.reward == 1.0 and trajectory.end_reason == "terminated"
+    return trajectory
+
+
+@pytest.mark.slow
+def test_the_tools_of_mini_swe_agent_reach_the_sandbox(
+    mini: str, programs: ModuleType, releases: ModuleType
+) -> None:
+    trajectory = _dictated(programs, releases, "mini-swe-agent", mini_swe_agent(mini))
+    assert trajectory.info["agent_program"]["forks"] == 0
+    roles = [message["role"] for message in trajectory.messages]
+    assert roles == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
+    assert "def " in trajectory.messages[3]["content"] and isinstance(programs.interfaces(trajectory), list)
+
+
+@pytest.mark.slow
+def test_the_tools_of_openhands_reach_the_sandbox(
+    openhands_python: str, programs: ModuleType, releases: ModuleType
+) -> None:
+    trajectory = _dictated(programs, releases, "openhands", releases.launcher("openhands", openhands_python))
+    agent = trajectory.info["agent_program"]
+    assert (agent["forks"], agent["agents"], len(trajectory.split())) == (
+        1,
+        2,
+        3,
+    )  # its history was summed up
+    text = "\n".join(message["content"] for message in trajectory.messages)
+    for part in ("You looked around.", "absolute path", "seen: yes in /", "has been edited"):
+        assert part in text

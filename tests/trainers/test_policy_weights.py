@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, Qwen3MoeConfig
 
 from agentenv.errors import UsageError
-from agentenv_trainers.policy_weights import policy_weights
+from agentenv.inference.adapters import AdaptedWeights
+from agentenv_trainers.adapters import with_trial_adapter
+from agentenv_trainers.policy_weights import full_weights, policy_weights
 
 MakePolicy = Callable[..., Qwen3ForCausalLM]
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -112,6 +115,52 @@ def test_a_merged_weight_is_base_plus_scaled_product(
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = layer.base_layer.weight + 8 / 2 * (b @ a)  # lora_alpha / r
     torch.testing.assert_close(weights["model.layers.1.mlp.up_proj.weight"], expected.detach())
+
+
+def test_the_adapter_by_itself_comes_along_as_peft_writes_it(
+    accelerator: Accelerator, make_policy: MakePolicy, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    model = adapted(make_policy())
+    model.add_adapter("ref", model.peft_config["default"])  # as TRL's reference: it is not the active one
+    weights = policy_weights(accelerator, model)
+    assert isinstance(weights, AdaptedWeights)
+    expected = peft.get_peft_model_state_dict(model)
+    assert list(weights.adapter.tensors) == list(expected)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.adapter.tensors.items())
+    weights.adapter.save(tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(make_policy(), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+
+
+def test_other_adapters_than_lora_come_merged_alone(
+    accelerator: Accelerator, make_policy: MakePolicy
+) -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(make_policy(), peft.LoHaConfig(r=2, target_modules=["q_proj"]))
+    assert type(policy_weights(accelerator, model)) is dict
+    assert type(policy_weights(accelerator, make_policy())) is dict
+
+
+def test_a_trial_adapter_changes_what_is_computed_and_neither_model_nor_config(
+    make_policy: MakePolicy,
+) -> None:
+    peft = pytest.importorskip("peft")
+    policy, config = make_policy().eval(), peft.LoraConfig(r=2, lora_alpha=8, target_modules="all-linear")
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    trial = with_trial_adapter(policy, config)
+    weights = full_weights(trial)
+    assert isinstance(weights, AdaptedWeights)
+    assert config.target_modules == "all-linear"
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+    embeddings = weights["model.embed_tokens.weight"]
+    assert embeddings.data_ptr() == policy.get_input_embeddings().weight.data_ptr()  # not a copy
+    plain = make_policy(seed=3).eval()
+    plain.load_state_dict(weights)
+    with torch.no_grad():
+        assert (plain(IDS).logits - policy(IDS).logits).abs().max() > 1e-3
 
 
 def test_adapters_on_the_fused_experts_are_merged(accelerator: Accelerator) -> None:

@@ -5,6 +5,7 @@ Invariants:
 * Names are those of the plain model's ``state_dict``, whatever was wrapped around it (DDP, PEFT, FSDP2, compile).
 * The trained model does not change by a bit.
 * Tensors that lie on the CPU already are views of the live weights; merged and gathered ones are copies.
+* Of a model that trains a LoRA adapter they carry that adapter by itself, for engines that take no more.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from agentenv.errors import UsageError
-from agentenv_trainers.adapters import adapter_layers, merged_copy, without_peft
+from agentenv.inference.adapters import AdaptedWeights, Adapter
+from agentenv_trainers.adapters import adapter_layers, lora_config, lora_name, merged_copy, without_peft
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 """Parts of module names that activation checkpointing of FSDP and torch.compile put in."""
 
 
 def policy_weights(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor] | None:
-    """The full state dict, adapters merged and shards gathered.
+    """The full state dict, adapters merged and shards gathered; :class:`AdaptedWeights` of a model with a LoRA adapter.
 
     Args:
         accelerator: of the training run.
@@ -40,18 +42,34 @@ def policy_weights(accelerator: Accelerator, model: nn.Module) -> dict[str, Tens
         UsageError: adapters that cannot be merged: of prompt tuning, on quantized weights, or on one of two
             tied embeddings.
     """
-    module = without_peft(accelerator.unwrap_model(model, keep_torch_compile=False))
+    unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
+    return full_weights(unwrapped, keep=accelerator.is_main_process)
+
+
+def full_weights(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor] | None:
+    """See :func:`policy_weights`.
+
+    Args:
+        model: plain or a ``peft.PeftModel``; its parameters may be shards.
+        keep: False: only send this process's shards.
+    """
+    module = without_peft(model)
     layers = {_plain_name(name): layer for name, layer in adapter_layers(module).items()}
     if layers:
         _check_mergeable(module, layers)
     weights: dict[str, Tensor] = {}
     gathered: dict[int, Tensor] = {}  # tied weights have two names and are gathered once
     merged: set[str] = set()
-    keep = accelerator.is_main_process
+    lora = lora_config(model)
+    adapter: dict[str, Tensor] = {}
     # Asked first: a sharded module puts its shards back in place for it.
     for name, tensor in module.state_dict(keep_vars=True).items():
         name = _plain_name(name)
         layer_name = _owner(name, layers)
+        if lora is not None and (alone := lora_name(model, name)) is not None:
+            whole = _whole(tensor)
+            if keep:
+                adapter[alone] = whole.cpu()
         if layer_name is None:
             if id(tensor) not in gathered:
                 whole = _whole(tensor)
@@ -60,7 +78,9 @@ def policy_weights(accelerator: Accelerator, model: nn.Module) -> dict[str, Tens
         elif layer_name not in merged:
             merged.add(layer_name)
             weights.update(_merged_entries(layer_name, layers[layer_name], keep))
-    return weights if keep else None
+    if not keep:
+        return None
+    return weights if lora is None else AdaptedWeights(weights, Adapter(lora, adapter))
 
 
 def _merged_entries(name: str, layer: nn.Module, keep: bool) -> Iterator[tuple[str, Tensor]]:

@@ -80,6 +80,25 @@ class Backend(Protocol):
         """Take the weights of a checkpoint."""
         ...
 
+    async def load_adapter(self, folder: Path, name: str) -> None:
+        """Sample with a LoRA adapter from now on; the one before is unloaded.
+
+        Called while no request is there, or where it has gone and come back, since it then has none.
+
+        Args:
+            folder: as PEFT writes it; vLLM may read it as long as the adapter is in use.
+            name: of this version; vLLM knows it under one that it has never had before, so that its prefix cache,
+                which is keyed by the name, gives no keys and values of another version.
+
+        Raises:
+            ModelError: it was not started for adapters, or cannot serve this one.
+        """
+        ...
+
+    async def drop_adapter(self) -> None:
+        """Sample with the model's own weights again."""
+        ...
+
     async def reset_prefix_cache(self) -> bool:
         """Forget keys and values of former prompts; False: requests still hold some."""
         ...

@@ -1,7 +1,8 @@
 """From the address of a vLLM server to a backend, with everything that can be wrong found before the first episode.
 
 Invariant: a server that :func:`connect` returns is a vLLM of a supported version, has the flags that the engine needs,
-takes sequences of the length that episodes have, makes the same tokens of a text, and has the trainer's weights.
+takes sequences of the length that episodes have, makes the same tokens of a text, and has the trainer's weights; with a
+``trial`` adapter, it can serve such adapters.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ModelError, UsageError
+from agentenv.inference.adapters import AdaptedWeights
 from agentenv.inference.protocol import SamplingParams
 from agentenv.inference.vllm.json_http import ConnectionLostError, JsonHttp
 from agentenv.inference.vllm.server import ServerBackend
@@ -21,10 +23,16 @@ from agentenv.inference.weight_sync import WeightSync, probe_tolerance
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["connect"]
+__all__ = ["AdaptersRefusedError", "connect"]
 
 _TIMEOUT_S = 60.0
+_NO_LORA = "does not support LoRA"
+"""In the log of a vLLM whose model takes no adapters."""
 _SAMPLE_TEXT = "def f(x):\n    return x[0] + 12  # naïve 漢字\n\n\tdone."
+
+
+class AdaptersRefusedError(UsageError):
+    """vLLM cannot serve the adapters; whole weights it may."""
 
 
 async def connect(
@@ -35,6 +43,7 @@ async def connect(
     max_length: int,
     weight_sync: WeightSync,
     weights: Mapping[str, Tensor],
+    trial: AdaptedWeights | None = None,
     api_key: str | None = None,
     load_timeout_s: float = 300.0,
     owner: ServerProcess | None = None,
@@ -49,18 +58,20 @@ async def connect(
         max_length: tokens of the longest episode.
         weight_sync: brings weights to it.
         weights: those that episodes begin with.
+        trial: those with an adapter such as will be sent alone; None: whole weights will be.
         api_key: where the server wants one.
         load_timeout_s: of one loading of weights.
         owner: the process, where it is ours; it is waited for.
         start_timeout_s: how long.
 
     Raises:
-        UsageError: whatever is wrong, and what to do.
+        AdaptersRefusedError: it cannot serve the trial's adapter.
+        UsageError: whatever else is wrong, and what to do.
     """
     http = JsonHttp(url.removesuffix("/").removesuffix("/v1"), api_key=api_key)
     try:
         if owner is not None:
-            await _wait_for(http, owner, start_timeout_s)
+            await _wait_for(http, owner, start_timeout_s, with_adapters=trial is not None)
         name, root, positions = await _identify(http)
         if positions < max_length:
             raise UsageError(
@@ -75,6 +86,8 @@ async def connect(
             await _check_prefill(http)
         await _check_tokens(http, name, tokenizer)
         await _check_weights(backend, model, root, weight_sync, weights, owner is not None)
+        if trial is not None:
+            await _check_adapters(backend, weight_sync, trial)
         return backend
     except ConnectionLostError as error:
         raise UsageError(f"{error}; is the vLLM server running?") from error
@@ -86,10 +99,12 @@ async def connect(
         await http.close()  # the engine works in another event loop
 
 
-async def _wait_for(http: JsonHttp, owner: ServerProcess, timeout_s: float) -> None:
+async def _wait_for(http: JsonHttp, owner: ServerProcess, timeout_s: float, *, with_adapters: bool) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         if not owner.is_running:
+            if with_adapters and _NO_LORA in owner.log.read_text("utf-8", "replace"):
+                raise AdaptersRefusedError("vLLM knows no LoRA for this model")
             raise UsageError(f"the vLLM server ended while it started: {owner.why()}")
         try:
             if (await http.get("/health", timeout_s=5.0)).status == 200:
@@ -200,3 +215,12 @@ async def _check_weights(
     await weight_sync.load(backend)
     await backend.reset_prefix_cache()
     await weight_sync.check(backend)
+
+
+async def _check_adapters(backend: ServerBackend, weight_sync: WeightSync, trial: AdaptedWeights) -> None:
+    try:
+        await weight_sync.try_adapter(backend, trial)
+    except ConnectionLostError:
+        raise
+    except ModelError as error:
+        raise AdaptersRefusedError(str(error)) from error

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import tempfile
@@ -78,6 +79,9 @@ class InProcessBackend:
             **({"enable_chunked_prefill": False} if on_processor else {}),
             **(arguments or {}),
         }
+        self._adapter: Any = None
+        """vLLM's ``LoRARequest`` of the adapter in use."""
+        self._adapter_ids = itertools.count(1)
         try:
             self._llm: Any = self._open()
         except (ValueError, TypeError, OSError, RuntimeError) as error:
@@ -135,6 +139,27 @@ class InProcessBackend:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
         reload = self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         await self._control(reload, timeout_s=self._load_timeout_s)
+        await self.drop_adapter()
+
+    async def load_adapter(self, folder: Path, name: str) -> None:
+        """See :class:`~agentenv.inference.vllm.backend.Backend`."""
+        from vllm.lora.request import LoRARequest
+
+        if not self._arguments.get("enable_lora"):
+            raise ModelError(f"{self.name}: takes no adapters: give it enable_lora")
+        number = next(self._adapter_ids)
+        # vLLM's worker knows it by its number, the prefix cache by its name.
+        request = LoRARequest(f"{name}-{number}", number, str(folder))
+        await self._control(self._llm.add_lora(request), timeout_s=self._load_timeout_s)
+        await self.drop_adapter()
+        self._adapter = request
+
+    async def drop_adapter(self) -> None:
+        """See :class:`~agentenv.inference.vllm.backend.Backend`."""
+        former, self._adapter = self._adapter, None
+        if former is not None:
+            # False where the newer one took its place already.
+            await self._control(self._llm.remove_lora(former.lora_int_id))
 
     async def reset_prefix_cache(self) -> bool:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
@@ -147,6 +172,7 @@ class InProcessBackend:
     async def recover(self, deadline: float) -> None:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
         self.incarnation += 1
+        self._adapter = None  # a new core has none
         await asyncio.to_thread(self._llm.shutdown)
         try:
             async with asyncio.timeout_at(deadline):
@@ -176,7 +202,10 @@ class InProcessBackend:
         final = None
         try:
             async for output in self._llm.generate(
-                {"prompt_token_ids": list(prompt_ids)}, params, request_id=request_id
+                {"prompt_token_ids": list(prompt_ids)},
+                params,
+                request_id=request_id,
+                lora_request=self._adapter,
             ):
                 final = output
         except EngineDeadError as error:

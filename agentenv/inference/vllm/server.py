@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,13 +78,15 @@ class ServerBackend:
         self.incarnation = 0
         self._http, self._model, self._owner = http, model, owner
         self._load_timeout_s = load_timeout_s
+        self._adapter: str | None = None
+        """Name of the one that requests are sent to; None: they are sent to the model."""
 
     async def complete(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, seed: int | None
     ) -> Completion:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._adapter or self._model,
             "request_id": request_id,
             "prompt": list(prompt_ids),
             "max_tokens": sampling.max_tokens,
@@ -112,7 +116,7 @@ class ServerBackend:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
         choice = await self._completion(
             {
-                "model": self._model,
+                "model": self._adapter or self._model,
                 "prompt": list(token_ids),
                 "max_tokens": 1,
                 "temperature": 1.0,
@@ -143,6 +147,33 @@ class ServerBackend:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._control("/collective_rpc", body, timeout_s=self._load_timeout_s)
+        await self.drop_adapter()
+
+    async def load_adapter(self, folder: Path, name: str) -> None:
+        """See :class:`~agentenv.inference.vllm.backend.Backend`."""
+        # Another run, or this one before it was killed, may have left adapters there.
+        unique = f"{name}-{uuid.uuid4().hex[:8]}"
+        body = {"lora_name": unique, "lora_path": str(folder)}
+        answer = await self._ask("/v1/load_lora_adapter", body, timeout_s=self._load_timeout_s)
+        if answer.status == 404 and "lora" not in answer.text().lower():
+            raise ModelError(
+                f"{self.name}: takes no adapters: start it with --enable-lora, and with "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment"
+            )
+        if answer.status != 200:
+            if answer.status >= 500 and not await self._answers():
+                raise ConnectionLostError(f"{self.name}: its engine has died")
+            raise ModelError(f"{self.name} did not take an adapter: {_message(answer)}")
+        await self.drop_adapter()
+        self._adapter = unique
+
+    async def drop_adapter(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> None:
+        """See :class:`~agentenv.inference.vllm.backend.Backend`."""
+        former, self._adapter = self._adapter, None
+        if former is not None:
+            answer = await self._ask("/v1/unload_lora_adapter", {"lora_name": former}, timeout_s=timeout_s)
+            if answer.status not in (200, 404):  # a server that was started anew does not know it
+                raise ModelError(f"{self.name} did not unload {former}: {_message(answer)}")
 
     async def reset_prefix_cache(self) -> bool:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
@@ -177,7 +208,10 @@ class ServerBackend:
         raise ModelError("nothing answers there any more")
 
     async def close(self) -> None:
-        """See :class:`~agentenv.inference.vllm.backend.Backend`."""
+        """See :class:`~agentenv.inference.vllm.backend.Backend`; others' servers keep no adapter of ours."""
+        if self._owner is None:
+            with contextlib.suppress(ModelError):  # it may have gone
+                await self.drop_adapter(timeout_s=_HEALTH_TIMEOUT_S)
         await self._http.close()
         if self._owner is not None:
             await asyncio.to_thread(self._owner.stop)
@@ -207,15 +241,20 @@ class ServerBackend:
         except TimeoutError:
             return True
 
-    async def _control(
+    async def _ask(
         self, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> Response:
         try:
-            answer = await self._http.post(path, body, timeout_s=timeout_s)
+            return await self._http.post(path, body, timeout_s=timeout_s)
         except TimeoutError:
             raise ModelError(
                 f"{self.name} did not answer {path.partition('?')[0]} within {timeout_s:g} s"
             ) from None
+
+    async def _control(
+        self, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _CONTROL_TIMEOUT_S
+    ) -> Response:
+        answer = await self._ask(path, body, timeout_s=timeout_s)
         if answer.status == 404:
             raise ModelError(
                 f"{self.name} has no {path.partition('?')[0]}: start it with VLLM_SERVER_DEV_MODE=1"

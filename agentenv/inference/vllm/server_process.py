@@ -100,6 +100,8 @@ class ServerProcess:
         max_requests: most requests side by side.
         python: see :func:`find_vllm`.
         arguments: more of vLLM's, over those set here.
+        max_lora_rank: of adapters that it shall take, one of ``MAX_RANKS`` of :mod:`agentenv.inference.adapters`; None:
+            it takes none.
         devices: of GPUs, as CUDA_VISIBLE_DEVICES has them; None: all.
         folder: what ``model`` lies in, removed with the server, also where this process is killed.
 
@@ -116,6 +118,7 @@ class ServerProcess:
         max_requests: int,
         python: str | None = None,
         arguments: Sequence[str] = (),
+        max_lora_rank: int | None = None,
         devices: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
@@ -141,8 +144,11 @@ class ServerProcess:
         # Of a prompt in pieces vLLM would set a seeded request's generator back, which those of processors do not know:
         # its core dies.
         self._command += ["--enforce-eager", "--no-enable-chunked-prefill"] if on_processor else []
-        self._command += arguments
         self._environment = _environment(python) | {"VLLM_SERVER_DEV_MODE": "1"}
+        if max_lora_rank is not None:
+            self._command += ["--enable-lora", "--max-lora-rank", str(max_lora_rank)]
+            self._environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+        self._command += arguments
         if devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = devices
         if on_processor:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -97,23 +98,8 @@ def run() -> Callable[[Awaitable[Any]], Any]:
 
 
 @pytest.fixture(scope="session")
-def qwen_tokenizer() -> Any:
+def qwen_tokenizer(load_program: Callable[[str], ModuleType]) -> Any:
     """Bytes as tokens, with the chat template of Qwen3."""
     pytest.importorskip("transformers")
-    trl_templates = pytest.importorskip("trl.chat_template_utils")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *special]
-    words = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = trl_templates.qwen3_chat_template
-    return tokenizer
+    pytest.importorskip("trl.chat_template_utils")
+    return load_program("benchmarks/byte_level.py").qwen3_tokenizer()

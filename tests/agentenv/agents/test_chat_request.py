@@ -37,6 +37,32 @@ def test_text_in_parts_says_the_same_as_text() -> None:
     assert one.identity == other.identity and other.message == _USER
 
 
+def test_a_request_of_openhands_is_served() -> None:
+    """The fields that its SDK 1.58.2 sends."""
+    text = [{"type": "text", "text": "hi"}]
+    error = [{"type": "text", "text": "[An error occurred.]\n"}, {"type": "text", "text": "No such file"}]
+    body = {
+        "model": "policy",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": text, "tool_calls": [_call('{"command": "ls"}')]},
+            {"role": "tool", "content": error, "tool_call_id": "call_1", "name": "bash"},
+        ],
+        "tools": [_TOOL],
+        "prompt_cache_key": "d7118e22",
+        "reasoning_effort": "high",
+    }
+    request = read_request(body)
+    assert [message.message["content"] for message in request.messages] == [
+        "be brief",
+        "hi",
+        "hi",
+        "[An error occurred.]\nNo such file",
+    ]
+    assert request.messages[2].identity == answer_message("hi", [_call('{"command":"ls"}')]).identity
+
+
 def test_an_answer_is_known_again_however_the_agent_writes_it() -> None:
     answer = answer_message("I look.\n", [_call('{"command": "ls", "n": 1}')])
     echo = {
@@ -47,6 +73,13 @@ def test_an_answer_is_known_again_however_the_agent_writes_it() -> None:
         "provider_specific_fields": {"refusal": None},
     }
     assert read_request({"messages": [echo, _USER]}).messages[0].identity == answer.identity
+
+
+def test_reasoning_that_comes_back_reaches_the_template_and_makes_no_other_answer() -> None:
+    echo = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
+    message = read_request({"messages": [echo, _USER]}).messages[0]
+    assert message.message["reasoning_content"] == "hm"
+    assert message.identity == answer_message("I look.", None).identity
 
 
 def test_an_answer_with_another_command_is_another() -> None:
@@ -88,6 +121,10 @@ def test_no_tool_is_offered_where_the_agent_wants_none() -> None:
         (_body(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
         (_body(messages=[{"role": "assistant", "tool_calls": [{}]}, _USER]), "messages[0].tool_calls[0]"),
         (_body(messages=[{"role": "assistant", "content": "", "function_call": {}}, _USER]), "function_call"),
+        (
+            _body(messages=[{"role": "assistant", "content": "", "reasoning_content": 3}, _USER]),
+            "messages[0].reasoning_content=3",
+        ),
         (_body(messages=[_USER] * 10_001), "10001 are too many"),
         (_body(colour="red"), "'colour'"),
         (_body(n=2), "n=2"),

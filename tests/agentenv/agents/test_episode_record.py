@@ -157,6 +157,33 @@ def test_a_history_without_any_recorded_answer_forks_from_the_template() -> None
     assert len(_joined(agent.record).earlier_segments) == 1
 
 
+def test_a_summary_behind_the_task_in_one_message_is_a_fork_and_no_sub_agent() -> None:
+    """As OpenHands writes a history that it summed up; who sums up is asked in between, and is another."""
+    record = _record()
+    main, other = Agent(record), Agent(record, [_message("user", "sum up: one")])
+    task = {"type": "text", "text": "mend it"}
+    main.history = [_message("system", "be brief"), {"role": "user", "content": [task]}]
+    main.ask("one")
+    other.ask("a summary")
+    for summary in ("you looked around", "you looked around again"):
+        parts = [task, {"type": "text", "text": summary}]
+        main.history = [_message("system", "be brief"), {"role": "user", "content": parts}]
+        main.ask(f"after: {summary}")
+    main.hear("output")
+    main.ask("done")
+    assert (record.forks, record.num_agents) == (2, 2)
+    joined = _joined(record)
+    assert _sampled(joined) == [main.turns[0], other.turns[0], main.turns[1], main.turns[2] + main.turns[3]]
+    assert joined.messages[-1]["content"] == "done\ufffd"
+
+
+def test_another_task_that_begins_as_the_agents_is_a_sub_agent() -> None:
+    record = _record()
+    Agent(record, _opening(task="mend it")).ask("one")
+    Agent(record, _opening(task="mend it, and the tests")).ask("two")
+    assert (record.forks, record.num_agents) == (0, 2)
+
+
 def test_the_same_request_again_is_another_turn() -> None:
     agent = Agent(_record())
     agent.ask("one")

@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 
 from agentenv.errors import MissingExtraError, UsageError
 from agentenv.inference import Engine, GenerationRequest, SamplingParams
+from agentenv.inference.adapters import AdaptedWeights, Adapter
 from agentenv.inference.model_skeleton import ModelSkeleton
 from agentenv.inference.policy import Policy
 from agentenv.inference.transformers_engine import TransformersEngine
@@ -39,6 +40,7 @@ from agentenv.inference.weight_sync import WeightSync
 from agentenv.inference.weight_transfer import WeightTransfer, open_transfer
 
 MAX_LENGTH = 640
+MAX_LORA_RANK = 8
 _START_TIMEOUT_S = float(os.environ.get("AGENTENV_TEST_VLLM_START_S", "900"))
 Weights = Mapping[str, torch.Tensor]
 
@@ -82,6 +84,40 @@ class SmallModel:
         return torch.randint(0, self.vocabulary, (length,), generator=generator).tolist()
 
 
+class SmallAdapter:
+    """An adapter on the small model, as training has it: a ``peft.PeftModel``, whose matrices are drawn anew.
+
+    Args:
+        small: the model; left as it is.
+        options: of ``peft.LoraConfig``.
+    """
+
+    def __init__(self, small: SmallModel, **options: Any) -> None:
+        self._peft = pytest.importorskip("peft")
+        model = copy.deepcopy(small.policy.model)
+        model.load_state_dict(small.weights)
+        settings = {"r": MAX_LORA_RANK, "lora_alpha": 16, "target_modules": "all-linear", **options}
+        self.model = self._peft.get_peft_model(model, self._peft.LoraConfig(**settings)).eval()
+
+    def weights(self, seed: int = 0) -> AdaptedWeights:
+        """Those of a version, and those that :meth:`logprobs` has from now on."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.data.copy_(0.03 * torch.randn(parameter.shape, generator=generator))
+        config = json.loads(json.dumps(self.model.peft_config["default"].to_dict(), default=sorted))
+        tensors = {n: t.clone() for n, t in self._peft.get_peft_model_state_dict(self.model).items()}
+        merged = copy.deepcopy(self.model).merge_and_unload()
+        return AdaptedWeights(merged.state_dict(), Adapter(config, tensors))
+
+    def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        """Of the completion's tokens, by PEFT's forward pass."""
+        with torch.no_grad():
+            logits = self.model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
+        rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        return rows.gather(-1, torch.tensor(list(completion))[:, None])[:, 0].tolist()
+
+
 def make_small_model(repository: Path, folder: Path) -> SmallModel:
     """The model, saved in a folder that is called ``model``."""
     source = repository / "envs/agentenv_envs/swe/policy"
@@ -107,6 +143,7 @@ class FakeVLLM:
         answers: instead of its own, ``{path: (status, value)}``; None: it never answers.
         version, max_length: what it says of itself.
         shift: added to all log-probs.
+        max_lora_rank: of adapters that it takes; None: it takes none.
     """
 
     def __init__(
@@ -117,7 +154,9 @@ class FakeVLLM:
         version: str = "0.32.0",
         max_length: int = MAX_LENGTH,
         shift: float = 0.0,
+        max_lora_rank: int | None = MAX_LORA_RANK,
     ) -> None:
+        self.max_lora_rank = max_lora_rank
         self._small, self.answers = small, dict[str, Any](answers or {})
         self.shift = shift
         self._version, self._max_length = version, max_length
@@ -139,6 +178,9 @@ class FakeVLLM:
         self._small.policy.model.load_state_dict(self._small.weights)
         self._engine = TransformersEngine(self._small.policy.model, max_batch=64, max_length=self._max_length)
         self._weights: Weights = self._small.weights
+        self.adapters: dict[str, Weights] = {}
+        """Merged, by name."""
+        self._sampled_with = self._weights
         self._call(self._listen())
 
     def crash(self) -> None:
@@ -211,19 +253,47 @@ class FakeVLLM:
                 await self._engine.abort(name.removeprefix("cmpl-").removesuffix("-0"))
         elif path == "/collective_rpc":
             self._weights = load_file(f"{body['kwargs']['weights_path']}/model.safetensors")
-            await self._engine.update_weights(self._weights, self._engine.version + 1)
+        elif path == "/v1/load_lora_adapter" and self.max_lora_rank is not None:
+            return self._load_adapter(body["lora_name"], Path(body["lora_path"]))
+        elif path == "/v1/unload_lora_adapter" and self.max_lora_rank is not None:
+            if self.adapters.pop(body["lora_name"], None) is None:
+                return 404, {"error": {"message": f"The lora adapter '{body['lora_name']}' cannot be found."}}
         elif path == "/reset_prefix_cache":
             value = {"success": True}
         elif path != "/health":
             return 404, {"detail": "Not Found"}
         return 200, value
 
+    def _load_adapter(self, name: str, folder: Path) -> tuple[int, Any]:
+        config = json.loads((folder / "adapter_config.json").read_text())
+        if config["r"] > (self.max_lora_rank or 0):
+            return 500, {"error": {"message": f"LoRA rank {config['r']} is greater than max_lora_rank"}}
+        if name in self.adapters:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        tensors = load_file(folder / "adapter_model.safetensors")
+        merged = dict(self._weights)
+        for of_a, a in tensors.items():
+            layer, is_a, _ = of_a.removeprefix("base_model.model.").partition(".lora_A.")
+            if is_a:
+                b = tensors[of_a.replace(".lora_A.", ".lora_B.")]
+                merged[f"{layer}.weight"] = (
+                    merged[f"{layer}.weight"] + config["lora_alpha"] / config["r"] * b @ a
+                )
+        self.adapters[name] = merged
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
+
     async def _complete(self, body: Any) -> tuple[int, Any]:
-        prompt = body["prompt"]
+        prompt, model = body["prompt"], body["model"]
+        if model != "policy" and model not in self.adapters:
+            return 404, {"error": {"message": f"The model `{model}` does not exist."}}
+        weights = self._weights if model == "policy" else self.adapters[model]
+        if weights is not self._sampled_with:
+            self._sampled_with = weights
+            await self._engine.update_weights(weights, self._engine.version + 1)
         if len(prompt) >= self._max_length:
             return 400, {"error": {"message": "too long"}}
         if body.get("prompt_logprobs") is not None:
-            scores = self._small.skeleton.logprobs(self._weights, prompt)
+            scores = self._small.skeleton.logprobs(weights, prompt)
             rows = [None] + [
                 {str(t): {"logprob": s + self.shift}} for t, s in zip(prompt[1:], scores, strict=True)
             ]
@@ -247,8 +317,10 @@ class FakeVLLM:
         return 200, {"choices": [choice]}
 
 
-def make_sync(small: SmallModel, transfer: WeightTransfer | None = None) -> WeightSync:
-    return WeightSync(small.skeleton, transfer or open_transfer("shared-memory"))
+def make_sync(
+    small: SmallModel, transfer: WeightTransfer | None = None, *, adapters_only: bool = False
+) -> WeightSync:
+    return WeightSync(small.skeleton, transfer or open_transfer("shared-memory"), adapters_only=adapters_only)
 
 
 def connect_engine(
@@ -258,6 +330,7 @@ def connect_engine(
     max_length: int = MAX_LENGTH,
     end: int | None = None,
     transfer: WeightTransfer | None = None,
+    adapters_only: bool = False,
     **options: Any,
 ) -> VLLMEngine:
     """An engine over the server at an address, with the model's own weights.
@@ -265,8 +338,9 @@ def connect_engine(
     Args:
         transfer: the way for weights; None: shared memory.
         end: the token that ends a sequence; None: none does, so that lengths are known.
+        adapters_only: see ``WeightSync``.
     """
-    sync = make_sync(small, transfer)
+    sync = make_sync(small, transfer, adapters_only=adapters_only)
 
     async def opened() -> Any:
         try:
@@ -290,6 +364,12 @@ def connect_engine(
 @pytest.fixture(scope="session")
 def small(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     return make_small_model(repository, tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def make_adapter(small: SmallModel) -> Callable[..., SmallAdapter]:
+    """Puts an adapter on the small model."""
+    return functools.partial(SmallAdapter, small)
 
 
 @pytest.fixture
@@ -329,7 +409,8 @@ def vllm_server_url(small: SmallModel) -> Iterator[str]:
         find_vllm(options.python)
     except MissingExtraError:
         pytest.skip("vllm is not installed")
-    server = start_server(small.policy, small.skeleton, options, max_batch=64, max_length=MAX_LENGTH)
+    sizes = {"max_batch": 64, "max_length": MAX_LENGTH, "max_lora_rank": MAX_LORA_RANK}
+    server = start_server(small.policy, small.skeleton, options, **sizes)
     started = time.monotonic()
     while not _answers(server.url):
         assert server.is_running, server.why()
@@ -361,7 +442,8 @@ def vllm_in_process(small: SmallModel, loop_runner: asyncio.Runner) -> Iterator[
         find_vllm()
     except MissingExtraError:
         pytest.skip("vllm is not installed")
-    backend = open_in_process(small.policy, small.skeleton, options, max_batch=64, max_length=MAX_LENGTH)
+    sizes = {"max_batch": 64, "max_length": MAX_LENGTH, "max_lora_rank": MAX_LORA_RANK}
+    backend = open_in_process(small.policy, small.skeleton, options, **sizes)
     close = backend.close
 
     async def stay_open() -> None:
@@ -387,7 +469,10 @@ def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine
     """Opens an engine with the small model's weights; the test closes it."""
     if request.param == "transformers":
 
-        def over_transformers(*, max_length: int = MAX_LENGTH, end: int | None = None) -> Engine:
+        def over_transformers(
+            *, max_length: int = MAX_LENGTH, end: int | None = None, adapters_only: bool = False
+        ) -> Engine:
+            # It takes merged weights whatever else they carry.
             small.policy.model.load_state_dict(small.weights)
             tokenizer = None if end is None else copy.deepcopy(small.policy.tokenizer)
             if tokenizer is not None:
@@ -399,8 +484,10 @@ def open_engine(request: pytest.FixtureRequest, small: SmallModel) -> OpenEngine
         backend = request.getfixturevalue("vllm_in_process")
         runner: asyncio.Runner = request.getfixturevalue("loop_runner")
 
-        def in_process(*, max_length: int = MAX_LENGTH, end: int | None = None) -> Engine:
-            sync = make_sync(small)
+        def in_process(
+            *, max_length: int = MAX_LENGTH, end: int | None = None, adapters_only: bool = False
+        ) -> Engine:
+            sync = make_sync(small, adapters_only=adapters_only)
 
             async def give_first_weights() -> None:
                 await sync.publish(small.weights, 0)

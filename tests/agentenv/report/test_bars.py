@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude, print_bars
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,21 @@ def test_every_figure_is_printed_with_its_bar_and_one_miss_is_a_miss():
         "MISSED  episodes lost: 3 (bar: == 0)\nok      speed-up: 5.25 x (bar: >= 5 x)\n"
     )
     assert print_bars([good], out)
+
+
+def test_a_benchmark_ends_with_its_file_and_a_verdict(tmp_path, capsys):
+    bars = [Bar("speed-up", 4.0, ">=", 5.0, "x")]
+    file = tmp_path / "new" / "file.json"
+    assert conclude(bars, assumed={"cpus": 2, "load": 0.1}, figures={"rate": 4.0}, json_file=file) == 0
+    assert conclude(bars, assumed={}, figures={}, check=True) == 1
+    assert conclude([], assumed={}, figures={}, check=True) == 0
+    assert capsys.readouterr().out.startswith("assumed: cpus 2, load 0.1\nMISSED  speed-up: 4 x")
+    written = json.loads(file.read_text())
+    assert written == {
+        "assumed": {"cpus": 2, "load": 0.1},
+        "figures": {"rate": 4.0},
+        "bars": [bars[0].as_dict()],
+    }
 
 
 def test_large_figures_are_readable():

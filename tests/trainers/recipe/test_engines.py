@@ -1,11 +1,12 @@
 """Engines from a recipe's options: which are opened, and what a mistake says."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agentenv.errors import MissingExtraError, UsageError
+from agentenv.inference.policy import Policy
 from agentenv_trainers.recipe import RecipeArguments
 from agentenv_trainers.recipe import engines as module
 from agentenv_trainers.sao.config import SAOConfig
@@ -64,6 +65,7 @@ def test_an_update_may_last_as_long_as_a_server_takes_to_come_back(opened: _Open
         ({"vllm_url": "http://a"}, "--vllm_url is for --engine vllm"),
         ({"weight_folder": "/mnt"}, "--weight_folder is for --engine vllm"),
         ({"weight_transfer": "nccl"}, "--weight_transfer is for --engine vllm"),
+        ({"lora_sync": "adapter", "use_peft": True}, "--lora_sync is for --engine vllm"),
         ({"vllm_dtype": "bfloat16"}, "--vllm_dtype is for --engine vllm"),
         ({"engine": "vllm", "vllm_url": "http://a", "vllm_args": "--seed 1"}, "--vllm_args is for"),
         ({"engine": "vllm-in-process", "vllm_url": "http://a"}, "takes no --vllm_url"),
@@ -73,6 +75,22 @@ def test_an_update_may_last_as_long_as_a_server_takes_to_come_back(opened: _Open
 def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RecipeArguments(**options).check_engine()
+
+
+def test_vllm_is_tried_with_an_adapter_such_as_the_run_trains(
+    opened: _Opened, tmp_path: Any, make_policy: Any
+) -> None:
+    pytest.importorskip("peft")
+    arguments = RecipeArguments(engine="vllm", use_peft=True, lora_r=3, lora_sync="adapter")
+    policy = Policy("tiny", make_policy(), cast(Any, None))
+    arguments.open_engines(policy, _config(tmp_path), peft_config=arguments.peft_config)
+    assert opened.options.lora_sync == "adapter"
+    assert opened.sizes["trial"].adapter.rank == 3
+    arguments = RecipeArguments(engine="vllm")
+    arguments.open_engines(policy, _config(tmp_path))
+    assert opened.sizes["trial"] is None
+    with pytest.raises(UsageError, match="--lora_sync merged is for --use_peft true"):
+        RecipeArguments(engine="vllm", lora_sync="merged").open_engines(policy, _config(tmp_path))
 
 
 def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,10 @@ import fsdp_on_cpu
 import torch
 from conftest import make_episode_list, make_tiny_policy, make_tokenizer
 
+from agentenv.inference.adapters import AdaptedWeights
 from agentenv.trajectory import Segment, Trajectory
 from agentenv_trainers import Critic, SAOConfig, SAOTrainer
+from agentenv_trainers.policy_weights import policy_weights
 from agentenv_trainers.testing import ReplayController
 
 
@@ -69,6 +71,9 @@ def main(folder: Path, settings: dict[str, Any], *, lora: bool) -> None:
             type(next(iter(m.parameters()))).__name__ for m in (trainer.model, trainer.critic.backbone)
         ],
     }
+    weights = policy_weights(trainer.accelerator, trainer.model_wrapped)
+    if isinstance(weights, AdaptedWeights):
+        found["adapter"] = dict(weights.adapter.tensors)
     trainer.save_model(str(folder / "policy"))
     trainer.critic_learner.save_pretrained(folder / "critic", make_tokenizer())
     resumed, _ = make_trainer({**settings, "output_dir": str(folder / "resumed")}, lora=lora)

@@ -103,6 +103,10 @@ def test_sharded_processes_train_as_one_does_resume_bitwise_and_save_whole_model
     # Both models were saved whole.
     if words:
         policy = peft.PeftModel.from_pretrained(make_policy(), tmp_path / "two" / "policy").merge_and_unload()
+        # And so was the adapter that engines are sent alone.
+        saved = load_file(tmp_path / "two" / "policy" / "adapter_model.safetensors")
+        assert set(two["adapter"]) == set(saved)
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in two["adapter"].items())
     else:
         policy = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "policy")
     for name, tensor in policy.state_dict().items():

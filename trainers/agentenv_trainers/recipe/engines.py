@@ -10,10 +10,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from transformers import PreTrainedModel
+
 from agentenv.errors import UsageError
 from agentenv.inference import Engine
+from agentenv.inference.adapters import AdaptedWeights
 from agentenv.inference.policy import Policy, open_engine
 from agentenv.inference.vllm.opening import VLLMOptions, check_vllm, open_vllm
+from agentenv_trainers.adapters import with_trial_adapter
+from agentenv_trainers.policy_weights import full_weights
 from agentenv_trainers.rollout_settings import RolloutSettings, setting
 
 __all__ = ["EngineArguments"]
@@ -56,6 +61,12 @@ class EngineArguments:
     )
     weight_folder: str | None = setting(None, "Folder of --weight_transfer filesystem.")
 
+    lora_sync: Literal["auto", "adapter", "merged"] = setting(
+        "auto",
+        "How the LoRA adapters of --use_peft get to vLLM. adapter: alone; merged: as whole weights; auto: alone where "
+        "vLLM can serve them and does not run on processors. Which it is, is printed.",
+    )
+
     def check_engine(self) -> None:
         """Whether the engine can be used here, as far as is seen without a model; cheap.
 
@@ -70,7 +81,12 @@ class EngineArguments:
                 raise UsageError(f"--{option.name} is for --engine vllm")
 
     def open_engines(
-        self, policy: Policy, config: RolloutSettings, chosen: Collection[str] = ()
+        self,
+        policy: Policy,
+        config: RolloutSettings,
+        chosen: Collection[str] = (),
+        *,
+        peft_config: Any = None,
     ) -> list[Engine]:
         """Engines with the policy's weights.
 
@@ -79,6 +95,7 @@ class EngineArguments:
             config: of the run. Its ``sync_timeout_s`` is raised where the user left it alone: an update may find a
                 server dead, which then has its time to come back.
             chosen: names of the options that somebody set.
+            peft_config: adapters that the run trains; None: it trains whole weights.
 
         Raises:
             UsageError: they cannot be opened.
@@ -92,9 +109,12 @@ class EngineArguments:
             return [open_engine(policy, **sizes)]
         if rollout.deterministic:
             raise UsageError(f"--deterministic needs --engine transformers, not {self.engine}")
+        if self.lora_sync != "auto" and peft_config is None:
+            raise UsageError(f"--lora_sync {self.lora_sync} is for --use_peft true")
+        trial = None if peft_config is None else _trial(policy.model, peft_config)
         if "sync_timeout_s" not in chosen:
             config.sync_timeout_s += self.vllm_start_timeout_s
-        return list(open_vllm(policy, self._options, **sizes, note=_note))
+        return list(open_vllm(policy, self._options, **sizes, trial=trial, note=_note))
 
     @property
     def _options(self) -> VLLMOptions:
@@ -108,8 +128,14 @@ class EngineArguments:
             transfer=self.weight_transfer,
             folder=self.weight_folder,
             start_timeout_s=self.vllm_start_timeout_s,
+            lora_sync=self.lora_sync,
             in_process=self.engine == "vllm-in-process",
         )
+
+
+def _trial(model: PreTrainedModel, peft_config: Any) -> AdaptedWeights | None:
+    weights = full_weights(with_trial_adapter(model, peft_config))
+    return weights if isinstance(weights, AdaptedWeights) else None
 
 
 def _note(line: str) -> None:

@@ -134,7 +134,8 @@ class Recipe:
         policy = self._load(parsed)
         if setup.before_start is not None:
             setup.before_start()
-        engines, trace = arguments.open_engines(policy, config, parsed.chosen), arguments.new_trace()
+        engines = arguments.open_engines(policy, config, parsed.chosen, peft_config=arguments.peft_config)
+        trace = arguments.new_trace()
         controller = AsyncController(
             setup.train_env,
             LLMProxy(engines, trace=trace),

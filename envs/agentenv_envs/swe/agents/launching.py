@@ -12,7 +12,7 @@ from pathlib import Path
 from agentenv.agents.program import AgentCall
 from agentenv.errors import UsageError
 
-__all__ = ["Job", "Launch", "Launcher", "command_line", "mini_swe_agent"]
+__all__ = ["Job", "Launch", "Launcher", "command_line", "mini_swe_agent", "openhands"]
 
 PLACEHOLDERS = ("docker", "folder", "issue", "issue_file", "model", "workdir")
 """What stands in braces in the words of :func:`command_line`."""
@@ -90,6 +90,40 @@ def mini_swe_agent(
     return launch
 
 
+def openhands(python: str, *, condense_after: int | None = None) -> Launcher:
+    """OpenHands as it is released, beside the sandbox, with its terminal and its editor in it: `openhands_program`.
+
+    Args:
+        python: of an environment with `openhands-sdk` and `openhands-tools`, by name or path.
+        condense_after: events that a history may have until it is summed up, 8 at least; None: OpenHands' preset.
+
+    Raises:
+        UsageError: there is no such program, or ``condense_after`` is too low.
+    """
+    if condense_after is not None and condense_after < 8:
+        raise UsageError(f"condense_after is {condense_after}; it has to be at least 8")
+    found = _find(
+        python,
+        "pip install openhands-sdk openhands-tools into an environment, and name its python by its path",
+    )
+    program = Path(__file__).with_name("openhands_program.py")
+    options = [] if condense_after is None else ["--condense_after", str(condense_after)]
+
+    def launch(job: Job) -> Launch:
+        argv = [found, "-I", str(program), str(_issue_file(job)), job.workdir, job.call.model, *options]
+        return Launch(
+            argv,
+            {
+                "DOCKER": str(job.executable),
+                "HOME": str(job.folder),  # its settings, and the user's skills, are looked for there
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "OPENHANDS_SUPPRESS_BANNER": "1",
+            },
+        )
+
+    return launch
+
+
 def command_line(command: str) -> Launcher:
     """Any program, by a command line.
 
@@ -118,13 +152,11 @@ def command_line(command: str) -> Launcher:
     program = _find(words[0], "name it by its path, or install it")
 
     def launch(job: Job) -> Launch:
-        issue_file = job.folder / "issue.txt"
-        issue_file.write_text(job.issue, encoding="utf-8")
         values = {
             "docker": str(job.executable),
             "folder": str(job.folder),
             "issue": job.issue,
-            "issue_file": str(issue_file),
+            "issue_file": str(_issue_file(job)),
             "model": job.call.model,
             "workdir": job.workdir,
         }
@@ -132,6 +164,13 @@ def command_line(command: str) -> Launcher:
         return Launch(argv, {"DOCKER": str(job.executable)})
 
     return launch
+
+
+def _issue_file(job: Job) -> Path:
+    """A file with what is to be done."""
+    path = job.folder / "issue.txt"
+    path.write_text(job.issue, encoding="utf-8")
+    return path
 
 
 def _find(program: str, advice: str) -> str:

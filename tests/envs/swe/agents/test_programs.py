@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.agents import AgentCall
 from agentenv.errors import SandboxError, UsageError
-from agentenv_envs.swe.agents import Job, Launch, SWEAgentPrograms, command_line, mini_swe_agent
+from agentenv_envs.swe.agents import Job, Launch, SWEAgentPrograms, command_line, mini_swe_agent, openhands
 from agentenv_envs.swe.embedded.tasks import MODULE
 from agentenv_envs.swe.workspace import EmbeddedTasks
 
@@ -171,6 +171,21 @@ def test_mini_swe_agent_gets_endpoint_task_and_door_by_its_own_options(tmp_path:
     assert f"environment.executable={tmp_path}/container" in argv
     assert "model.model_class=litellm_textbased" in argv and "agent.step_limit=3" in argv
     assert argv[argv.index("--config") + 1] == "mini_textbased.yaml"
+
+
+def test_openhands_starts_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    job = Job(_call(), "mend it", "/work", tmp_path / "container", tmp_path)
+    launch = openhands(sys.executable, condense_after=12)(job)
+    python, isolated, program, issue_file, *rest = launch.argv
+    assert (python, isolated, rest) == (sys.executable, "-I", ["/work", "policy", "--condense_after", "12"])
+    assert Path(program).is_file() and Path(issue_file).read_text() == "mend it"
+    # What a user has in the home folder for OpenHands is none of the policy's.
+    assert (launch.env["HOME"], launch.env["DOCKER"]) == (str(tmp_path), str(tmp_path / "container"))
+    assert openhands(sys.executable)(job).argv[-1] == "policy"
+    with pytest.raises(UsageError, match="no-such-python"):
+        openhands("no-such-python")
+    with pytest.raises(UsageError, match="condense_after is 7"):
+        openhands(sys.executable, condense_after=7)
 
 
 def test_a_command_line_has_its_words_filled_in(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ Invariants:
 """
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -19,9 +18,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from agentenv.errors import SandboxError, SandboxTimeoutError, UsageError
+from agentenv.request_body import BodyError, read_json_body
 from agentenv_envs.swe.sandbox.base import STREAM_BYTES
 
 from .leases import Leases, Outcome
@@ -240,28 +239,16 @@ class _Routes:
         return client
 
     async def _body(self, request: Request) -> Fields:
-        most = self.limits.body_bytes
-        too_large = Refusal("too_large", f"the body is over {most} bytes")
-        announced = request.headers.get("content-length", "0")
-        if announced.isdigit() and int(announced) > most:
-            raise too_large
-        body = bytearray()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > most:
-                        raise too_large
-        except TimeoutError:
-            raise SandboxTimeoutError(f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
-        except ClientDisconnect:
-            raise UsageError("the body was cut off") from None
-        try:
-            return Fields(json.loads(bytes(body) or b"{}"))
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError("the body is not JSON") from None
+            return Fields(
+                await read_json_body(request, max_bytes=self.limits.body_bytes, timeout_s=BODY_TIMEOUT_S)
+            )
+        except BodyError as error:
+            if error.kind == "too_large":
+                raise Refusal("too_large", str(error)) from None
+            if error.kind == "too_slow":
+                raise SandboxTimeoutError(str(error)) from None
+            raise UsageError(str(error)) from None
 
     def _wait(self, given: Fields) -> float:
         return given.number("wait_s", min(20.0, self.limits.wait_s), 0.0, self.limits.wait_s)
