@@ -2,13 +2,17 @@
 
 Invariants:
 - What raises on purpose (`agentenv.errors`) ends in one line on stderr; what nobody foresaw keeps its traceback.
+- SIGTERM unwinds the program as Ctrl-C does, so that what it opened is closed, unless the program handles it itself.
 - docs/console.md has the same table (tested).
 """
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 from agentenv.console.output import complain
@@ -40,13 +44,17 @@ def run_program(call: Callable[[], int], *, name: str = "") -> int:
         name: that its messages begin with; empty: none.
     """
     try:
-        return call()
+        with _ended_by_sigterm():
+            return call()
     except UsageError as error:
         complain(str(error), name)
         return ExitCode.USAGE
     except AgentEnvError as error:
         complain(str(error), name)
         return ExitCode.FAILED
+    except _Terminated:
+        complain("terminated", name, kind="")
+        return ExitCode.TERMINATED
     except KeyboardInterrupt:
         complain("interrupted", name, kind="")
         return ExitCode.INTERRUPTED
@@ -58,3 +66,32 @@ def run_program(call: Callable[[], int], *, name: str = "") -> int:
         if not complain(f"{type(error).__name__}: {error}", name, trace=traceback.format_exc()):
             raise
         return ExitCode.FAILED
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        yield
+        return
+
+    owner = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() == owner:
+            raise _Terminated
+        # A forked child ends at once, as it would have without this handler.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

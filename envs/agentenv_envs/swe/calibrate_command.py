@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from agentenv.console.output import is_quiet
 from agentenv.errors import UsageError
 
 from .command_options import add_sandbox_options, check_sandbox_options, terminable
@@ -201,6 +202,8 @@ class _Lines:
 
     def step(self, text: str) -> None:
         """Show what is going on now."""
+        if is_quiet():
+            return
         sys.stderr.write(f"[{self._done}/{self._total}] {text}\n")
         sys.stderr.flush()
 
@@ -230,7 +233,7 @@ class _Bar:
 @contextlib.contextmanager
 def _open_progress(total: int, done: int) -> Iterator[_Progress]:
     """A bar where stderr is a terminal and rich is installed, else lines."""
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not is_quiet():
         try:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

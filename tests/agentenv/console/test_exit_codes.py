@@ -1,6 +1,8 @@
 """How programs end."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,20 @@ def test_the_programs_own_code_is_handed_on() -> None:
 def test_the_documentation_has_every_code(repository: Path) -> None:
     table = re.findall(r"^\| (\d+) \| \S", (repository / "docs" / "console.md").read_text(), re.MULTILINE)
     assert [int(code) for code in table] == [int(code) for code in ExitCode]
+
+
+def test_a_forked_child_dies_of_sigterm_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """Pools end their workers by it; in a process of its own, since a fork of a test's process warns."""
+    program = (
+        "import os, signal, sys\n"
+        "from agentenv.console.exit_codes import run_program\n"
+        "def call():\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        signal.pause()\n"
+        "    os.kill(child, signal.SIGTERM)\n"
+        "    return 0 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM else 1\n"
+        "sys.exit(run_program(call))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    assert (done.returncode, capfd.readouterr().err) == (0, "")

@@ -222,3 +222,18 @@ def _read_until(descriptor: int, wanted: bytes) -> bytes:
     while wanted not in shown:
         shown += os.read(descriptor, 4096)  # EIO where the process ends without it
     return shown
+
+
+def test_sigterm_ends_it_like_ctrl_c_with_its_own_code(tmp_path: Path) -> None:
+    file = tmp_path / "episode.json"
+    command = [sys.executable, "-m", "agentenv", "play", "GuessNumber-v0", "--seed", "7", "--json", str(file)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.readline()  # the first observation: the episode has begun
+        process.terminate()
+        assert process.wait(timeout=20) == 143
+        assert process.stderr.read() == b"agentenv: terminated\n"
+    assert json.loads(file.read_text())["end_reason"] == "interrupted"
