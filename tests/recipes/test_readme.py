@@ -179,7 +179,7 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
     # vLLM's own, and families of ours that are written --vllm_... and --weight_...
     others |= {"api_key", "dtype", "enforce_eager", "generation_config", "logprobs_mode", "max_model_len"}
     others |= {"gpu_memory_utilization", "tensor_parallel_size", "weight_transfer_config", "vllm", "weight"}
-    others |= {"no_enable_chunked_prefill"}
+    others |= {"no_enable_chunked_prefill", "enable_lora", "max_lora_rank"}
     assert named - others <= fields | commands, named - others - fields - commands
 
 
