@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     check_writable("--json", args.json)
     check_can_plot("--plot", args.plot)
     if args.trace is not None:
+        if args.json is not None or args.plot is not None or args.check:
+            raise UsageError("--trace measures nothing: it goes without --json, --plot and --check")
         return _trace(figure, args.trace)
     with Progress() as progress:
         progress.stage(f"simulating {figure.name}", unit="run", total=seeds * len(figure.cases))

@@ -13,7 +13,10 @@ import pytest
 from agentenv import cli
 from agentenv.report.bars import Bar
 from agentenv.simulation import figures, measuring
+from agentenv.simulation.experiment import Run, rollout_config
 from agentenv.simulation.figure import Figure, Summary, Table
+from agentenv.simulation.workload import Constant, Workload
+from agentenv.timeline import read_trace, window_of
 
 
 def measure(case, seed):
@@ -238,3 +241,33 @@ def test_the_console_script_simulates_and_the_module_is_not_imported_for_other_c
         [sys.executable, "-c", script, "list"], capture_output=True, text=True, timeout=300, check=True
     )
     assert listed.stderr.splitlines()[-1] == "none"
+
+
+def test_trace_writes_a_trace_of_each_exemplary_run_and_measures_nothing(monkeypatch, tmp_path, capsys):
+    def fail(case, seed):
+        raise AssertionError("nothing is to be measured")
+
+    def run(mode):
+        config = rollout_config(batch_size=2, num_envs=2, mode=mode, num_steps=2)
+        return Run(config, Workload(step_s=Constant(5.0)), steps=2, train_s=3.0)
+
+    traced = dataclasses.replace(TOY, measure=fail, runs={"sync": run("sync"), "ahead": run("async")})
+    monkeypatch.setattr(figures, "load", lambda name: traced)
+    assert simulate("--trace", tmp_path / "traces") == 0
+    printed = [Path(line) for line in capsys.readouterr().out.split()]
+    assert printed == [tmp_path / "traces" / name / "trace.json" for name in ("sync", "ahead")]
+    trace = read_trace(printed[0])
+    # Twice 5 s of episodes and 3 s of training.
+    assert window_of(trace).seconds == pytest.approx(16.0)
+    assert simulate("--trace", tmp_path / "traces") == 2
+    assert "must be a new or empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("more", "said"), [((), "toy has no runs to be traced"), (("--check",), "goes without")]
+)
+def test_a_trace_that_makes_no_sense_is_refused(tmp_path, capsys, more, said):
+    assert simulate("--trace", tmp_path / "traces", *more) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "traces").exists()
