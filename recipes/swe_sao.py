@@ -239,7 +239,7 @@ def agent_setup(
     except BaseException:
         held.close()
         raise
-    return Setup(*runners, tasks, held, before_start)
+    return Setup(*runners, tasks, held, before_start, "SWE-v0")
 
 
 RECIPE = Recipe(

@@ -57,6 +57,11 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         ),
         Command("report", "agentenv.report.command:add_parser", "write the report of a run as one HTML file"),
         Command(
+            "push",
+            "agentenv.interop.hub:add_parser",
+            "put a run's model and its card on the Hugging Face hub",
+        ),
+        Command(
             "proxy", "agentenv.proxy_command:add_parser", "serve a model to agent programs, record episodes"
         ),
         Command(

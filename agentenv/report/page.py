@@ -68,7 +68,7 @@ def render(run: RunData) -> str:
         _failures(run),
         _transcripts(run),
         _configuration(run.record),
-        _repeat(name, run.record),
+        _repeat(run.record),
     ]
     page_style = resources.files("agentenv.report").joinpath("style.css").read_text("utf-8")
     return (
@@ -281,17 +281,29 @@ def _configuration(record: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _repeat(name: str, record: Mapping[str, Any]) -> str:
+def repeat_command(record: Mapping[str, Any]) -> str | None:
+    """What repeats a run, for a shell; None where its run.json does not tell.
+
+    Args:
+        record: run.json.
+    """
     given = record.get("given")
     if not isinstance(given, Mapping):
-        return ""
-    words = ["python", str(record.get("program") or f"recipes/{name}.py")]
+        return None
+    words = ["python", str(record.get("program") or f"recipes/{record.get('name', 'run')}.py")]
     for option, value in given.items():
         if value is not None and option != "resume":
             words += [f"--{option}", *_option(value)]
+    return shlex.join(words)
+
+
+def _repeat(record: Mapping[str, Any]) -> str:
+    command = repeat_command(record)
+    if command is None:
+        return ""
     return (
         "<h2>The same again</h2><p>With the versions above, in a new output directory:</p>"
-        f"<pre>{visible(shlex.join(words))}</pre>"
+        f"<pre>{visible(command)}</pre>"
     )
 
 

@@ -8,7 +8,7 @@
     summary.json        the result
     report.html         the same for a person
     checkpoints/        what --resume starts from
-    model/              the trained policy, as transformers loads it
+    model/              the trained policy, as transformers loads it, with its card (README.md, curve.svg)
     critic/             the pretrained critic, where values were pretrained; `critic_model` reads it
     adapter/            its adapters alone, where such were trained
 

@@ -48,6 +48,17 @@ def test_an_unknown_environment(refused):
     assert "did you mean 'SWE-v0'" in refused("--env", "SEW-v0")
 
 
+def test_a_model_that_cannot_be_pushed_is_not_trained(refused, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "no-such-file")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert "no token; set HF_TOKEN" in refused(
+        "--env", "Echo-v0", "--push_to_hub", "--hub_model_id", "me/agent"
+    )
+    assert "--push_to_hub needs --hub_model_id" in refused("--env", "Echo-v0", "--push_to_hub")
+    assert "--hub_model_id is for --push_to_hub" in refused("--env", "Echo-v0", "--hub_model_id", "me/agent")
+
+
 def test_a_model_path_without_a_model(refused, tmp_path):
     (tmp_path / "model").mkdir()
     assert "--model model: that folder holds no model" in refused("--model", "model", "--env", "Echo-v0")

@@ -122,6 +122,8 @@ def test_a_run_leaves_result_report_and_a_model_that_transformers_loads(swe_sao,
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoModelForCausalLM.from_pretrained(out / "model")
+    card = (out / "model" / "README.md").read_text()
+    assert "# vowels.py by SAO" in card.replace("\\", "") and (out / "model" / "curve.svg").is_file()
     assert AutoTokenizer.from_pretrained(out / "model").chat_template
     assert sorted(item.name for item in (out / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-4"]
     said = capsys.readouterr()

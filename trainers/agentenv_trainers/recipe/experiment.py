@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 from transformers import PrinterCallback, Trainer
 
 from agentenv.report import Progress, RunDirectory, write_report
+from agentenv.report.model_card import write_model_card
 from agentenv.report.page import UNISOLATED_WARNING
 from agentenv.report.run_directory import read_lines
 from agentenv.report.token_records import EpisodeTokens
@@ -79,6 +80,7 @@ class Experiment:
         eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
         sandboxes: closed and counted at the end; None where the environment has none.
         trace: of the controller's proxy; opened in the directory, closed at the end.
+        env: name of the environment, for the model card.
 
     Raises:
         UsageError: on entering, the output directory is in use or holds no run to resume.
@@ -94,6 +96,7 @@ class Experiment:
         eval_tasks: str,
         sandboxes: Sandboxes | None = None,
         trace: ChromeTrace | NoTrace | None = None,
+        env: str | None = None,
     ) -> None:
         self._name, self._parsed = name, parsed
         self._arguments, self._config = parsed.arguments, parsed.config
@@ -102,7 +105,7 @@ class Experiment:
         if self._is_main:
             assert controller is not None and eval_env is not None
             self._controller, self._eval_env = controller, eval_env
-        self._sandboxes, self._eval_tasks = sandboxes, eval_tasks
+        self._sandboxes, self._eval_tasks, self._env_name = sandboxes, eval_tasks, env
         self._trace = trace or NoTrace()
         self._interruption = Interruption(quiet=not self._is_main)
         self._checkpoint: Path | None = None
@@ -321,6 +324,8 @@ class Experiment:
         if status == "failed":
             summary["error"] = f"{type(error).__name__}: {error}"
         self._run.write_summary(summary)
+        if (self._run.model_path / "config.json").is_file():
+            write_model_card(self._run.path)
         return write_report(self._run.path)
 
     def _step_done(self, step: int) -> None:
@@ -368,9 +373,15 @@ class Experiment:
         told = {*self._parsed.chosen, *settings(self._arguments), "seed"}
         record = {
             "name": self._name,
+            "env": self._env_name,
+            "algorithm": type(self._config).__name__.removesuffix("Config"),
             "eval_tasks": self._eval_tasks,
             "sandbox": self._sandboxes.kind if self._sandboxes else None,
-            "given": {name: value for name, value in self._parsed.given.items() if name != "output_dir"},
+            "given": {
+                name: value
+                for name, value in self._parsed.given.items()
+                if name != "output_dir" and not name.endswith("_token")
+            },
             "args": {name: value for name, value in options.items() if name in told},
             "settings": options,
             "versions": versions(),

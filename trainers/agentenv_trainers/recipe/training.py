@@ -30,6 +30,7 @@ from agentenv.rollout.slot import EpisodeSource
 from agentenv_trainers.grpo import GRPOConfig, GRPOTrainer
 from agentenv_trainers.recipe.arguments import Parsed, RecipeArguments, parse
 from agentenv_trainers.recipe.experiment import Experiment
+from agentenv_trainers.recipe.hub import take_hub_target
 from agentenv_trainers.recipe.sandboxes import Sandboxes
 from agentenv_trainers.recipe.sources import (
     Policy,
@@ -71,6 +72,7 @@ class Setup:
         eval_tasks: a sentence for the report: what the evaluations play, and whether training sees it.
         sandboxes: closed and counted at the end; None where the environment has none.
         before_start: done when policy and input are known to be good, and before anything is written; may take long.
+        env: name of the environment, for the model card.
     """
 
     train_env: EpisodeSource
@@ -78,6 +80,7 @@ class Setup:
     eval_tasks: str
     sandboxes: Sandboxes | None = None
     before_start: Callable[[], None] | None = None
+    env: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class Recipe:
 
     def _run(self, parsed: Parsed[Any, Any]) -> int:
         arguments, config = parsed.arguments, parsed.config
+        hub = take_hub_target(config)
         if not parsed.is_main_process:
             along = Experiment(self.name, parsed, None, eval_env=None, eval_tasks="")
             return _run_stages(along, parsed, self._load(parsed), None)
@@ -132,6 +136,8 @@ class Recipe:
         arguments.check_engine()
         setup = self.set_up(parsed)
         policy = self._load(parsed)
+        if hub is not None:
+            hub.prepare()
         if setup.before_start is not None:
             setup.before_start()
         engines = arguments.open_engines(policy, config, parsed.chosen, peft_config=arguments.peft_config)
@@ -151,8 +157,12 @@ class Recipe:
             eval_tasks=setup.eval_tasks,
             sandboxes=setup.sandboxes,
             trace=trace,
+            env=setup.env,
         )
-        return _run_stages(experiment, parsed, policy, setup.train_env)
+        exit_code = _run_stages(experiment, parsed, policy, setup.train_env)
+        if hub is not None and exit_code == 0:
+            hub.push(Path(config.output_dir).parent)
+        return exit_code
 
     def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that stand below what the user set, ``given``."""
@@ -207,6 +217,7 @@ def other_environment(arguments: RecipeArguments, env_id: str) -> Setup:
         find_environment(env_id, arguments.env_options),
         find_environment(env_id, arguments.eval_env_options),
         "Tasks from seeds that training never uses.",
+        env=env_id,
     )
 
 
@@ -249,6 +260,7 @@ def split_setup(
         eval_tasks,
         sandboxes,
         before_start,
+        env_id,
     )
 
 
