@@ -35,8 +35,9 @@ async function poll() {
     document.title = `${state.name} · agentenv`;
     const changed = state.mark !== mark;
     mark = state.mark;
-    head(state);
+    // The list before the curves, which take the server longer.
     if (changed && current && current.update) await current.update(state);
+    head(state);
     return state.read_share < 1 ? 50 : POLL_MS;
   } catch (error) {
     mark = null;
@@ -89,7 +90,7 @@ function since(seconds) {
 function charts(state, open) {
   const figures = state.charts.map((chart) =>
     h("figure", {}, h("figcaption", {}, h("b", {}, chart.title), h("span", {}, chart.text)),
-      h("img.chart", { src: `api/chart/${chart.number}.svg?step=${state.step}`, alt: chart.title, width: 560, height: 236 })),
+      h("img.chart", { src: `api/chart/${chart.number}.svg?step=${state.step}`, alt: chart.title, loading: "lazy", width: 560, height: 236 })),
   );
   return h("details.curves", { open, toggle: (event) => localStorage.setItem("charts", event.target.open ? "open" : "closed") },
     h("summary", {}, "Curves"), h("div.strip", {}, figures));
