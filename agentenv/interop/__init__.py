@@ -2,7 +2,8 @@
 
 - :mod:`agentenv.interop.trl`: ours in TRL's `GRPOTrainer`;
 - :mod:`agentenv.interop.openenv`: ours served by OpenEnv's server, and any OpenEnv server as one of ours;
-- :mod:`agentenv.interop.verifiers`: environments of verifiers as ours.
+- :mod:`agentenv.interop.verifiers`: environments of verifiers as ours;
+- :mod:`agentenv.interop.hub`: models of runs on the Hugging Face hub.
 
 Invariants:
 - Nothing of the core imports these modules before an environment or a command asks for them.
