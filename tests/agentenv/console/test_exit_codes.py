@@ -59,12 +59,12 @@ def test_the_documentation_has_every_code(repository: Path) -> None:
 def test_a_forked_child_dies_of_sigterm_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     """Pools end their workers by it; in a process of its own, since a fork of a test's process warns."""
     program = (
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         "from agentenv.console.exit_codes import run_program\n"
         "def call():\n"
         "    child = os.fork()\n"
-        "    if not child:\n"
-        "        signal.pause()\n"
+        "    while not child:\n"
+        "        time.sleep(0.01)  # not pause: a signal just before it would be missed\n"
         "    os.kill(child, signal.SIGTERM)\n"
         "    return 0 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM else 1\n"
         "sys.exit(run_program(call))"
