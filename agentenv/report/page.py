@@ -292,7 +292,7 @@ def repeat_command(record: Mapping[str, Any]) -> str | None:
         return None
     words = ["python", str(record.get("program") or f"recipes/{record.get('name', 'run')}.py")]
     for option, value in given.items():
-        if value is not None and option != "resume":
+        if value is not None and option != "resume" and not option.endswith("_token"):
             words += [f"--{option}", *_option(value)]
     return shlex.join(words)
 

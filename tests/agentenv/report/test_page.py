@@ -216,9 +216,12 @@ def test_a_control_run_says_that_it_is_one(tmp_path):
 
 def test_the_command_to_repeat_a_run_can_be_pasted_into_a_shell(tmp_path):
     given = {"seed": 3, "env_kwargs": '{"levels": [1]}', "smoke": True, "layers": ["q", "k"], "resume": True}
+    given["hub_token"] = "hf_secret"  # as runs of before wrote it
     run = RunDirectory.create(tmp_path / "out", {"name": "swe_sao", "given": given})
     run.close()
-    command = html.unescape(re.search("<pre>(python .*?)</pre>", write_report(run.path).read_text())[1])
+    page = write_report(run.path).read_text()
+    assert "hf_secret" not in page
+    command = html.unescape(re.search("<pre>(python .*?)</pre>", page)[1])
     assert shlex.split(command) == [
         *("python", "recipes/swe_sao.py", "--seed", "3", "--env_kwargs", '{"levels": [1]}'),
         *("--smoke", "True", "--layers", "q", "k"),

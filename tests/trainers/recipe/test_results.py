@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from agentenv.trajectory import Trajectory
-from agentenv_trainers.recipe import evaluation_result
-from agentenv_trainers.recipe.results import settings, versions
+from agentenv_trainers.recipe import Parsed, RecipeArguments, evaluation_result
+from agentenv_trainers.recipe.results import described, settings, versions
 
 
 def episode(success=False, **info):
@@ -42,6 +42,27 @@ def test_settings_are_plain_and_hold_no_secret():
     assert set(result) == {"levels", "thing"}
     assert result["levels"] == [1, 2]
     assert isinstance(result["thing"], str)
+
+
+def test_a_run_says_how_it_was_started_without_secrets(tmp_path, monkeypatch):
+    @dataclass
+    class Config:
+        seed: int = 0
+        epochs: int = 3
+        hub_token: str = "secret"
+
+    given = {"seed": 4, "output_dir": "out", "hub_token": "secret"}
+    parsed = Parsed(RecipeArguments(), Config(seed=4), given, frozenset(given))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["recipes/mine.py", "--seed", "4"])
+    found = described(parsed)
+    assert found["program"] == "recipes/mine.py"
+    assert found["given"] == {"seed": 4}
+    assert found["args"]["seed"] == 4 and "epochs" not in found["args"]
+    assert found["settings"]["epochs"] == 3
+    assert "secret" not in str(found)
+    monkeypatch.setattr("sys.argv", ["/elsewhere/mine.py"])
+    assert described(parsed)["program"] == "mine.py"
 
 
 def test_versions_name_what_computed_a_result():

@@ -102,3 +102,16 @@ def test_an_interrupted_wait_tells_whether_a_batch_was_lost(
             rollouts.get_batch(0)
     assert rollouts.batch_lost is lost
     assert not run.trajectories_path.exists()
+
+
+def test_episodes_are_written_under_the_training_step_that_uses_them(run: RunDirectory) -> None:
+    # Two updates a batch: the second batch is used from the third step on, and so a checkpoint of step 2 knows no more
+    # than the first.
+    steps_done = 0
+    rollouts = RecordedRollouts(Source(), run, Interruption(), next_step=lambda: steps_done + 1)
+    rollouts.get_batch(0)
+    steps_done = 2
+    rollouts.get_batch(1)
+    assert {line["step"] for line in read_lines(run.trajectories_path)} == {1, 3}
+    run.rewind(2)
+    assert {line["step"] for line in read_lines(run.trajectories_path)} == {1}

@@ -52,7 +52,7 @@ from agentenv_trainers.recipe.interruption import Interrupted, Interruption
 from agentenv_trainers.recipe.lora import has_adapters, save_merged
 from agentenv_trainers.recipe.playing import play
 from agentenv_trainers.recipe.recorder import StepRecorder
-from agentenv_trainers.recipe.results import evaluation_result, settings, versions
+from agentenv_trainers.recipe.results import described, evaluation_result
 from agentenv_trainers.recipe.rollouts import RecordedRollouts
 from agentenv_trainers.recipe.sandboxes import Sandboxes, close_sandboxes
 from agentenv_trainers.token_recorder import TokenRecorder
@@ -369,22 +369,13 @@ class Experiment:
 
     def _open_directory(self) -> RunDirectory:
         path = self._config.output_dir
-        options = settings(self._arguments, self._config)
-        told = {*self._parsed.chosen, *settings(self._arguments), "seed"}
         record = {
             "name": self._name,
             "env": self._env_name,
             "algorithm": type(self._config).__name__.removesuffix("Config"),
             "eval_tasks": self._eval_tasks,
             "sandbox": self._sandboxes.kind if self._sandboxes else None,
-            "given": {
-                name: value
-                for name, value in self._parsed.given.items()
-                if name != "output_dir" and not name.endswith("_token")
-            },
-            "args": {name: value for name, value in options.items() if name in told},
-            "settings": options,
-            "versions": versions(),
+            **described(self._parsed),
         }
         if not self._arguments.resume:
             started = datetime.now().astimezone().isoformat(timespec="seconds")

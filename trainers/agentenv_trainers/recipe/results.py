@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from agentenv.evaluation import by_family, success_rate
 from agentenv.trajectory import Trajectory
+from agentenv_trainers.recipe.arguments import Parsed
 
 _DISTRIBUTIONS = ("agentenv-rl", "torch", "transformers", "trl", "accelerate", "gymnasium", "docker")
 
@@ -33,6 +36,29 @@ def evaluation_result(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "action_tokens": sum(item.num_action_tokens for item in valid) / number,
         "families": {name: family.rate for name, family in by_family(valid).items()},
         "failed": dict(Counter(item.end_reason or "unknown" for item in trajectories if item.failed)),
+    }
+
+
+def described(parsed: Parsed[Any, Any]) -> dict[str, Any]:
+    """What run.json says of how a run was started, and what repeating it needs.
+
+    Returns:
+        program: as it was called, from the folder it was called in, or its name alone where it lies elsewhere;
+        given: what the user set, without secrets; args: that and what the recipe set; settings: all; versions.
+    """
+    options = settings(parsed.arguments, parsed.config)
+    told = {*parsed.chosen, *settings(parsed.arguments), "seed"}
+    program, here = Path(sys.argv[0]).absolute(), Path.cwd()
+    return {
+        "program": str(program.relative_to(here)) if program.is_relative_to(here) else program.name,
+        "given": {
+            name: value
+            for name, value in parsed.given.items()
+            if name != "output_dir" and not name.endswith("_token")
+        },
+        "args": {name: value for name, value in options.items() if name in told},
+        "settings": options,
+        "versions": versions(),
     }
 
 
