@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,8 @@ class _Episode:
     sampling_seed: int
     deadline: float
     conversation: Conversation
+    time: Callable[[], float]
+    """Of its loop, also where the loop has gone and the episode is thrown away."""
     stage: str = "reset"
     stage_began: float = 0.0
     is_in_stage: bool = False
@@ -133,7 +136,7 @@ class EnvManager:
             self._tokenizer, stop_token_ids=self._stop_ids, history=self._config.history
         )
         deadline = started + self._config.episode_timeout_s
-        episode = _Episode(episode_id, group_id, task_seed, sampling_seed, deadline, conversation)
+        episode = _Episode(episode_id, group_id, task_seed, sampling_seed, deadline, conversation, loop.time)
         self._episode = episode
         if self._barrier is not None:
             self._barrier.join()
@@ -330,12 +333,12 @@ class EnvManager:
     def _begin_stage(self, episode: _Episode, stage: str) -> float:
         """The episode is in this stage from now on; returns the time."""
         episode.stage, episode.is_in_stage = stage, True
-        episode.stage_began = now = asyncio.get_running_loop().time()
+        episode.stage_began = now = episode.time()
         return now
 
     def _end_stage(self, episode: _Episode, **arguments: int) -> float:
         """The stage is over, however it ended; returns the time."""
-        now = asyncio.get_running_loop().time()
+        now = episode.time()
         episode.is_in_stage = False
         self._trace.span(self._track, episode.stage, episode.stage_began, now, **arguments)
         return now

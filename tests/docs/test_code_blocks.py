@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
 import pytest
 
 from agentenv.cli import _parser, main
@@ -53,7 +54,9 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "envs").symlink_to(REPOSITORY / "envs")
-    runpy.run_path(str(program), run_name="__main__")
+    for left in runpy.run_path(str(program), run_name="__main__").values():
+        if isinstance(left, gymnasium.Env):
+            left.close()  # or its sandboxes stay for the tests behind this one
 
 
 @_named([block for block in blocks(REPOSITORY, "python") if block.mark == "not run"])
