@@ -3,7 +3,8 @@
 - Tests marked `docker` are skipped where no engine answers. With AGENTENV_REQUIRE_DOCKER=1 a docker test that
   is skipped fails, unless what it lacks is an input from ../shared; so does a run without any, and one in
   which a whole module of docker tests was skipped. With AGENTENV_REQUIRE_VLLM=1 one marked `vllm` that is skipped
-  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`, with AGENTENV_REQUIRE_INTEROP=1 one marked `interop`.
+  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`, with AGENTENV_REQUIRE_INTEROP=1 one marked `interop`, with
+  AGENTENV_REQUIRE_RAY=1 one marked `ray`.
 - Nothing here may import torch before the number of its threads is set.
 """
 
@@ -35,6 +36,7 @@ _REQUIRED = [
         ("vllm", "AGENTENV_REQUIRE_VLLM"),
         ("browser", "AGENTENV_REQUIRE_BROWSER"),
         ("interop", "AGENTENV_REQUIRE_INTEROP"),
+        ("ray", "AGENTENV_REQUIRE_RAY"),
     )
     if os.environ.get(variable) == "1"
 ]
@@ -95,6 +97,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _REQUIRE_DOCKER and not _engine_answers():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=_SKIP_REASON))
+    if importlib.util.find_spec("ray") is None:
+        for item in items:
+            if item.get_closest_marker("ray"):
+                item.add_marker(pytest.mark.skip(reason="Ray is not installed"))
     # Files with long tests come first: with several processes, none is then left alone with one in the end.
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)

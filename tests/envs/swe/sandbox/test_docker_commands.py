@@ -228,18 +228,19 @@ def test_a_sandbox_that_is_given_back_while_a_command_runs_is_removed_and_the_co
 ) -> None:
     sandbox = docker_backend.acquire(SandboxSpec(read_only=True))
     errors: list[Exception] = []
+    runs = threading.Event()
 
     def run() -> None:
         try:
-            sandbox.run("sleep 60", timeout_s=90)
+            sandbox.run("echo on; sleep 60", timeout_s=90, on_output=lambda text: runs.set())
         except SandboxError as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.5)
+    assert runs.wait(60)
     docker_backend.release(sandbox)
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
     assert len(errors) == 1
     assert not sandbox.reusable
