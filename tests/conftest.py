@@ -3,8 +3,8 @@
 - Tests marked `docker` are skipped where no engine answers. With AGENTENV_REQUIRE_DOCKER=1 a docker test that
   is skipped fails, unless what it lacks is an input from ../shared; so does a run without any, and one in
   which a whole module of docker tests was skipped. With AGENTENV_REQUIRE_VLLM=1 one marked `vllm` that is skipped
-  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`, with AGENTENV_REQUIRE_INTEROP=1 one marked `interop`, with
-  AGENTENV_REQUIRE_RAY=1 one marked `ray`.
+  fails, with AGENTENV_REQUIRE_BROWSER=1 one marked `browser`, with AGENTENV_REQUIRE_INTEROP=1 one marked `interop`,
+  with AGENTENV_REQUIRE_RAY=1 one marked `ray`.
 - Nothing here may import torch before the number of its threads is set.
 """
 

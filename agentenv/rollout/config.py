@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from agentenv.inference.protocol import SamplingParams
+
+if TYPE_CHECKING:
+    from agentenv.cluster.placement import Placement
 
 _POSITIVE = (
     "batch_size",
@@ -28,11 +31,12 @@ _POSITIVE = (
     "num_reward_workers",
     "reset_backoff_s",
     "heartbeat_s",
+    "ray_envs_per_actor",
 )
 _NOT_NEGATIVE = ("max_retries", "reset_retries", "redundant_groups", "redundant_members")
 _CHOICES = {
     "mode": ("async", "sync", "batch"),
-    "worker": ("auto", "inline", "thread", "process"),
+    "worker": ("auto", "inline", "thread", "process", "ray"),
     "history": ("append", "fork"),
     "on_stale": ("wait", "abort"),
     "on_sync": ("continue", "restart"),
@@ -51,8 +55,16 @@ class RolloutConfig:
     """Training steps of the run: nothing is played that only a later one could take. None: without end."""
     num_envs: int = 32
     """Environment slots, each with an environment of its own."""
-    worker: Literal["auto", "inline", "thread", "process"] = "auto"
-    """Where environments run; auto: what the environment's class says (``BaseEnv.worker``)."""
+    worker: Literal["auto", "inline", "thread", "process", "ray"] = "auto"
+    """Where environments run; auto: what the environment's class says (``BaseEnv.worker``); ray: on the nodes of a Ray
+    cluster, there in what the class says."""
+    ray_address: str = "auto"
+    """Of the cluster: HOST:PORT of its head; auto: the one that this machine is a node of; local: one of this machine
+    alone, for the time of the run."""
+    ray_envs_per_actor: int = 32
+    """Environments that share an actor."""
+    ray_resources: str = "CPU=1"
+    """What each actor takes of its node, which decides where it can go: ``CPU=2,docker=1``."""
     asynchrony: float = 1.0
     """alpha, any real >= 0: a batch for step n holds only episodes started by version >= n - alpha. 0 is on-policy.
     At most (1 + alpha) * batch_size episodes are running or buffered. Versions are whole, so the fraction of alpha
@@ -192,6 +204,7 @@ class RolloutConfig:
         if self.deterministic:
             self._check_deterministic()
         self.sampling()
+        self.placement()
 
     def _check_deterministic(self) -> None:
         if self.mode != "sync":
@@ -258,6 +271,13 @@ class RolloutConfig:
             max_tokens=self.max_tokens_per_turn,
             stop_token_ids=self.stop_token_ids,
         )
+
+    def placement(self) -> Placement:
+        """Where ``worker`` "ray" puts environments."""
+        from agentenv.cluster.placement import Placement, parse_resources
+
+        resources = tuple(parse_resources(self.ray_resources).items())
+        return Placement(self.ray_address, self.num_envs, self.ray_envs_per_actor, resources)
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:

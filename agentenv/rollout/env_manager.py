@@ -201,11 +201,11 @@ class EnvManager:
     async def settle(self) -> None:
         """After a cancelled episode: wait until its environment call is over, or give the environment up.
 
-        A thread must be waited for, up to the call's deadline; a process that does not answer soon is replaced, which
-        is cheaper.
+        A thread must be waited for, up to the call's deadline; a process or another node that does not answer soon is
+        replaced, which is cheaper.
         """
         try:
-            if self._kind == "process":
+            if self._kind in ("process", "ray"):
                 async with asyncio.timeout(_PROCESS_PATIENCE_S):
                     await self._worker.settle()
             else:
@@ -361,7 +361,9 @@ class EnvManager:
 
     def _new_worker(self) -> EnvWorker:
         self.workers_made += 1
-        return make_worker(self._kind, self._env_fn, f"agentenv-{self.name}-{self.workers_made}")
+        name = f"agentenv-{self.name}-{self.workers_made}"
+        placement = self._config.placement() if self._kind == "ray" else None
+        return make_worker(self._kind, self._env_fn, name, placement)
 
     def _rebuild(self) -> None:
         self._worker.end()

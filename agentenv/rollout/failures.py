@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from agentenv.cluster.placement import NODE_LOST
 from agentenv.errors import EnvError, EpisodeTimeoutError, UsageError
 from agentenv.rollout.config import RolloutConfig
 
@@ -102,7 +103,8 @@ class FailurePolicy:
         """An episode failed.
 
         Failures end sooner than good episodes, so a few broken slots among many good ones would soon fill the window:
-        the run is only stopped where the failures come from that share of the slots, too.
+        the run is only stopped where the failures come from that share of the slots, too. Episodes lost with a node say
+        nothing about the others, however many they are; only a slot's second loss in a row counts.
 
         Args:
             reason: what failures are counted under.
@@ -112,8 +114,11 @@ class FailurePolicy:
         Returns:
             why the run must stop, or None to go on.
         """
-        self._outcomes.append((reason, example, slot))
+        failed_before = slot in self._failing
         self._failing.add(slot)
+        if reason.endswith(NODE_LOST) and not failed_before:
+            return None
+        self._outcomes.append((reason, example, slot))
         if len(self._outcomes) < self._least or self._limit >= 1.0 or self.rate <= self._limit:
             return None
         failures = [outcome for outcome in self._outcomes if outcome is not None]

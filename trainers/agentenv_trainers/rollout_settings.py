@@ -32,8 +32,17 @@ class RolloutSettings:
     mode: Literal["async", "sync", "batch"] = setting(
         "async", "sync: no episode runs while the trainer trains; batch: all episodes in lockstep, too."
     )
-    worker: Literal["auto", "inline", "thread", "process"] = setting(
-        "auto", "Where environments run: in the event loop, a thread or a process; auto: as their class says."
+    worker: Literal["auto", "inline", "thread", "process", "ray"] = setting(
+        "auto",
+        "Where environments run: event loop, thread, process or a Ray cluster's nodes; auto: as their class says.",
+    )
+    ray_address: str = setting(
+        "auto",
+        "worker=ray: HOST:PORT of the cluster's head; auto: of this machine's cluster; local: one for this run.",
+    )
+    ray_envs_per_actor: int = setting(32, "worker=ray: environments that share an actor.")
+    ray_resources: str = setting(
+        "CPU=1", "worker=ray: what each actor takes of its node, such as CPU=2,docker=1."
     )
     redundant_groups: int = setting(0, "Groups played beyond what a batch needs; the surplus is cancelled.")
     redundant_members: int = setting(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import agentenv
 from agentenv import registration
@@ -20,8 +20,13 @@ from agentenv.rollout.workers.contract import ResetResult, StepResult, TextEnv
 from agentenv.rollout.workers.inline import InlineWorker
 from agentenv.rollout.workers.thread import ThreadWorker
 
+if TYPE_CHECKING:
+    from agentenv.cluster.placement import Placement
+
 EnvFn = Callable[[], TextEnv]
-WorkerKind = Literal["inline", "thread", "process"]
+WorkerKind = Literal["inline", "thread", "process", "ray"]
+_OF_CLASSES = ("inline", "thread", "process")
+"""What a class may ask for; where machines are is the configuration's."""
 
 
 class EnvWorker(Protocol):
@@ -93,28 +98,32 @@ def worker_kind(env_fn: EnvFn, configured: Literal["auto"] | WorkerKind = "auto"
         else:
             source = source.func
     kind: WorkerKind = getattr(source, "worker", "thread")
-    if kind not in get_args(WorkerKind):
-        raise UsageError(
-            f"worker of {source!r} is {kind!r}, must be one of {', '.join(get_args(WorkerKind))}"
-        )
+    if kind not in _OF_CLASSES:
+        raise UsageError(f"worker of {source!r} is {kind!r}, must be one of {', '.join(_OF_CLASSES)}")
     return kind
 
 
-def make_worker(kind: WorkerKind, env_fn: EnvFn, name: str) -> EnvWorker:
+def make_worker(kind: WorkerKind, env_fn: EnvFn, name: str, placement: Placement | None = None) -> EnvWorker:
     """A worker of that kind; its environment is made at the first reset.
 
     Args:
         kind: from :func:`worker_kind`.
-        env_fn: makes the environment; for "process" it must be picklable.
+        env_fn: makes the environment; for "process" and "ray" it must be picklable.
         name: for logs, and of the thread or process.
+        placement: for "ray".
 
     Raises:
-        UsageError: "process", and ``env_fn`` can't be pickled.
+        UsageError: ``env_fn`` can't be pickled, or there is no such cluster or node.
     """
     if kind == "inline":
         return InlineWorker(env_fn, name)
     if kind == "thread":
         return ThreadWorker(env_fn, name)
+    if kind == "ray":
+        from agentenv.rollout.workers.ray_worker import RayWorker
+
+        assert placement is not None
+        return RayWorker(env_fn, name, placement)
     from agentenv.rollout.workers.process import ProcessWorker
 
     return ProcessWorker(env_fn, name)

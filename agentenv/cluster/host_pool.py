@@ -1,0 +1,240 @@
+"""Actors that hold environments, over the nodes of a cluster: how many, where, and what becomes of them.
+
+Invariants:
+
+* A new environment goes to the live actor with the fewest; one whose actor has more of them than another moves at its
+  next reset, so nodes that join later are used.
+* An actor that is lost takes its running episodes with it, as errors, and nothing else; another one takes its place as
+  soon as some node has room.
+* Actors end when no environment is left, or with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentenv.cluster.channel import ActorChannel, ActorLostError
+from agentenv.cluster.connection import NodeFacts, check_facts
+from agentenv.cluster.env_host import EnvHost, surroundings
+from agentenv.cluster.placement import NODE_LOST, Placement
+from agentenv.errors import AgentEnvError, EnvError, UsageError
+
+__all__ = ["Host", "HostPool", "hosts"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_S = 15.0
+"""How long the first environments wait for all actors, so as to be spread over them."""
+_REPLACE_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_IMBALANCE = 2
+
+
+class Host:
+    """An actor and the rollout's connection to it."""
+
+    def __init__(self, actor: Any, channel: ActorChannel, facts: NodeFacts) -> None:
+        self.actor = actor
+        self.channel = channel
+        self.facts = facts
+        self.num_workers = 0
+        self.lost: ActorLostError | None = None
+
+    def start(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        """Call the actor."""
+        return self.channel.mailbox.start(method, *arguments)
+
+    def death(self) -> EnvError:
+        """What the loss of the actor means to an environment."""
+        error = EnvError(
+            f"the actor on node {self.facts.host} ({self.facts.node_id[:8]}) was lost: {self.lost}"
+        )
+        error.origin = NODE_LOST
+        return error
+
+
+class HostPool:
+    """The actors of one event loop and placement; from :func:`hosts`."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.num_lost = 0
+        """Actors that were lost."""
+        self._loop = asyncio.get_running_loop()
+        self._live: list[Host] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._failure: AgentEnvError | None = None
+        self._users = 0
+        self._num_actors = 0
+        self._losses_in_a_row = 0
+        self._spread_until = 0.0
+
+    @property
+    def live(self) -> list[Host]:
+        """Actors that answer."""
+        return list(self._live)
+
+    async def place(self, deadline: float) -> Host:
+        """An actor for one more environment; to be given back by :meth:`leave`.
+
+        Raises:
+            UsageError: a node does not fit this machine.
+            EnvError: there is no actor by the deadline.
+        """
+        self._users += 1
+        try:
+            return await self._place(deadline)
+        except BaseException:
+            self._give_up_use()
+            raise
+
+    async def _place(self, deadline: float) -> Host:
+        if self._failure is None and not self._live and not self._starting:
+            self._num_actors = self._num_actors or await asyncio.to_thread(self.placement.check)
+            if not self._live and not self._starting:  # nobody else meanwhile
+                self._spread_until = self._loop.time() + _FIRST_WAIT_S
+                for _ in range(self._num_actors):
+                    self._start_host(0.0)
+        while self._failure is None:
+            now = self._loop.time()
+            enough = self._spread_until if self._starting else 0.0
+            if self._live and now >= enough:
+                host = min(self._live, key=lambda item: item.num_workers)
+                host.num_workers += 1
+                return host
+            if now >= deadline:
+                error = EnvError(
+                    f"no node of the Ray cluster has had room for an actor with "
+                    f"{dict(self.placement.resources)} so far"
+                )
+                error.origin = "NoNode"
+                raise error
+            until = min(deadline, enough) if self._live else deadline
+            changed = self._changed
+            try:
+                async with asyncio.timeout_at(until):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+        raise self._failure
+
+    def should_move(self, host: Host) -> bool:
+        """Another actor has clearly fewer environments."""
+        return host.num_workers >= _IMBALANCE + min(
+            (item.num_workers for item in self._live), default=math.inf
+        )
+
+    def leave(self, host: Host) -> None:
+        """An environment of the actor is gone."""
+        host.num_workers -= 1
+        self._give_up_use()
+
+    def _give_up_use(self) -> None:
+        self._users -= 1
+        if not self._users:
+            # A slot that replaces its environment asks for the next one at once.
+            self._loop.call_later(_REPLACE_PAUSE_S, self._end_if_unused)
+
+    def _end_if_unused(self) -> None:
+        if self._users:
+            return
+        for task in self._starting:
+            task.cancel()
+        ended, self._live = self._live, []
+        for host in ended:
+            host.channel.close()
+            _kill(host.actor)
+
+    def _start_host(self, pause_s: float) -> None:
+        task = asyncio.create_task(self._bring_up(pause_s))
+        self._starting.add(task)
+        task.add_done_callback(self._brought_up)
+
+    async def _bring_up(self, pause_s: float) -> None:
+        """Start an actor; pends until a node has room."""
+        import ray
+
+        await asyncio.sleep(pause_s)
+        resources = dict(self.placement.resources)
+        options: dict[str, Any] = {
+            "num_cpus": resources.pop("CPU", 0.0),
+            "num_gpus": resources.pop("GPU", 0.0),
+            "resources": resources,
+            "scheduling_strategy": "SPREAD",
+            "max_concurrency": 1000,
+            "max_restarts": 0,
+        }
+        actor = ray.remote(EnvHost).options(**options).remote(surroundings())
+        try:
+            asked_s = time.time()
+            facts = await asyncio.wrap_future(actor.facts.remote().future())
+            check_facts(facts, asked_s=asked_s, answered_s=time.time())
+        except BaseException:
+            _kill(actor)
+            raise
+        host: Host | None = None
+
+        def on_lost(error: ActorLostError) -> None:
+            if host is not None:
+                self._on_lost(host, error)
+
+        host = Host(actor, ActorChannel(actor, on_lost), facts)
+        self._live.append(host)
+        self._announce()
+
+    def _brought_up(self, task: asyncio.Task[None]) -> None:
+        self._starting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, UsageError):
+                self._failure = error
+            else:
+                logger.warning("an actor for environments could not be started: %s", error)
+                self._replace()
+        self._announce()
+
+    def _on_lost(self, host: Host, error: ActorLostError) -> None:
+        host.lost = error
+        if host not in self._live:
+            return
+        self._live.remove(host)
+        self.num_lost += 1
+        logger.warning("%s; %d environments were in it", host.death(), host.num_workers)
+        _kill(host.actor)
+        self._replace()
+        self._announce()
+
+    def _replace(self) -> None:
+        if self._users and not self._loop.is_closed():
+            self._losses_in_a_row = 0 if self._live else self._losses_in_a_row + 1
+            self._start_host(min(_REPLACE_PAUSE_S * 2.0**self._losses_in_a_row, _LONGEST_PAUSE_S))
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _kill(actor: Any) -> None:
+    import ray
+
+    try:
+        ray.kill(actor)
+    except Exception as error:
+        logger.debug("an actor could not be ended: %s", error)
+
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Placement, HostPool]] = WeakKeyDictionary()
+
+
+def hosts(placement: Placement) -> HostPool:
+    """The pool of the running loop for a placement."""
+    pools = _pools.setdefault(asyncio.get_running_loop(), {})
+    pool = pools.get(placement)
+    if pool is None:
+        pool = pools[placement] = HostPool(placement)
+    return pool
