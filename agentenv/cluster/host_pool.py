@@ -1,12 +1,12 @@
-"""Actors that hold environments, over the nodes of a cluster: how many, where, and what becomes of them.
+"""Actors over the nodes of a cluster, and what is placed in them: environments, or slots that play whole episodes.
 
 Invariants:
 
-* A new environment goes to the live actor with the fewest; one whose actor has more of them than another moves at its
-  next reset, so nodes that join later are used.
+* A new guest goes to the live actor with the fewest; one whose actor has clearly more than another is told so between
+  two episodes (:meth:`HostPool.should_move`), so nodes that join later are used.
 * An actor that is lost takes its running episodes with it, as errors, and nothing else; another one takes its place as
   soon as some node has room.
-* Actors end when no environment is left, or with the process.
+* Actors end when no guest is left, or with the process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from agentenv.cluster.channel import ActorChannel, ActorLostError
 from agentenv.cluster.connection import NodeFacts, check_facts
 from agentenv.cluster.env_host import EnvHost, surroundings
+from agentenv.cluster.mailbox import Handler
 from agentenv.cluster.placement import NODE_LOST, Placement
 from agentenv.errors import AgentEnvError, EnvError, UsageError
 
@@ -29,7 +30,7 @@ __all__ = ["Host", "HostPool", "hosts"]
 logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_S = 15.0
-"""How long the first environments wait for all actors, so as to be spread over them."""
+"""How long the first guests wait for all actors, so as to be spread over them."""
 _REPLACE_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _IMBALANCE = 2
@@ -42,7 +43,7 @@ class Host:
         self.actor = actor
         self.channel = channel
         self.facts = facts
-        self.num_workers = 0
+        self.num_guests = 0
         self.lost: ActorLostError | None = None
 
     def start(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
@@ -50,7 +51,7 @@ class Host:
         return self.channel.mailbox.start(method, *arguments)
 
     def death(self) -> EnvError:
-        """What the loss of the actor means to an environment."""
+        """What the loss of the actor means to an episode."""
         error = EnvError(
             f"the actor on node {self.facts.host} ({self.facts.node_id[:8]}) was lost: {self.lost}"
         )
@@ -59,10 +60,24 @@ class Host:
 
 
 class HostPool:
-    """The actors of one event loop and placement; from :func:`hosts`."""
+    """Actors of one class, for one event loop.
 
-    def __init__(self, placement: Placement) -> None:
+    Args:
+        placement: how many, and what each takes of its node.
+        actor_class: with coroutine methods ``facts`` and ``exchange``.
+        arguments: of its making.
+        handler: answers calls of the actors; None: they make none.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        actor_class: type,
+        arguments: tuple[Any, ...],
+        handler: Handler | None = None,
+    ) -> None:
         self.placement = placement
+        self._actor_class, self._arguments, self._handler = actor_class, arguments, handler
         self.num_lost = 0
         """Actors that were lost."""
         self._loop = asyncio.get_running_loop()
@@ -81,7 +96,7 @@ class HostPool:
         return list(self._live)
 
     async def place(self, deadline: float) -> Host:
-        """An actor for one more environment; to be given back by :meth:`leave`.
+        """An actor for one more guest; to be given back by :meth:`leave`.
 
         Raises:
             UsageError: a node does not fit this machine.
@@ -105,8 +120,8 @@ class HostPool:
             now = self._loop.time()
             enough = self._spread_until if self._starting else 0.0
             if self._live and now >= enough:
-                host = min(self._live, key=lambda item: item.num_workers)
-                host.num_workers += 1
+                host = min(self._live, key=lambda item: item.num_guests)
+                host.num_guests += 1
                 return host
             if now >= deadline:
                 error = EnvError(
@@ -125,14 +140,12 @@ class HostPool:
         raise self._failure
 
     def should_move(self, host: Host) -> bool:
-        """Another actor has clearly fewer environments."""
-        return host.num_workers >= _IMBALANCE + min(
-            (item.num_workers for item in self._live), default=math.inf
-        )
+        """Another actor has clearly fewer guests."""
+        return host.num_guests >= _IMBALANCE + min((item.num_guests for item in self._live), default=math.inf)
 
     def leave(self, host: Host) -> None:
-        """An environment of the actor is gone."""
-        host.num_workers -= 1
+        """A guest of the actor is gone."""
+        host.num_guests -= 1
         self._give_up_use()
 
     def _give_up_use(self) -> None:
@@ -170,7 +183,7 @@ class HostPool:
             "max_concurrency": 1000,
             "max_restarts": 0,
         }
-        actor = ray.remote(EnvHost).options(**options).remote(surroundings())
+        actor = ray.remote(self._actor_class).options(**options).remote(*self._arguments)
         try:
             asked_s = time.time()
             facts = await asyncio.wrap_future(actor.facts.remote().future())
@@ -184,7 +197,8 @@ class HostPool:
             if host is not None:
                 self._on_lost(host, error)
 
-        host = Host(actor, ActorChannel(actor, on_lost), facts)
+        host = Host(actor, ActorChannel(actor, on_lost, self._handler), facts)
+        host.channel.open()
         self._live.append(host)
         self._announce()
 
@@ -194,7 +208,7 @@ class HostPool:
             if isinstance(error, UsageError):
                 self._failure = error
             else:
-                logger.warning("an actor for environments could not be started: %s", error)
+                logger.warning("an actor could not be started: %s", error)
                 self._replace()
         self._announce()
 
@@ -204,7 +218,7 @@ class HostPool:
             return
         self._live.remove(host)
         self.num_lost += 1
-        logger.warning("%s; %d environments were in it", host.death(), host.num_workers)
+        logger.warning("%s with %d environments", host.death(), host.num_guests)
         _kill(host.actor)
         self._replace()
         self._announce()
@@ -232,9 +246,9 @@ _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Placement, HostPool]] 
 
 
 def hosts(placement: Placement) -> HostPool:
-    """The pool of the running loop for a placement."""
+    """The running loop's actors that hold environments by a placement."""
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
     pool = pools.get(placement)
     if pool is None:
-        pool = pools[placement] = HostPool(placement)
+        pool = pools[placement] = HostPool(placement, EnvHost, (surroundings(),))
     return pool

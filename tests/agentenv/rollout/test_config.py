@@ -21,7 +21,7 @@ _COUNTS = [
 _NOT_NEGATIVE = ["max_retries", "reset_retries", "redundant_groups", "redundant_members"]
 _CHOICES = {
     "mode": ("async", "sync", "batch"),
-    "worker": ("auto", "inline", "thread", "process"),
+    "worker": ("auto", "inline", "thread", "process", "ray"),
     "history": ("append", "fork"),
     "on_stale": ("wait", "abort"),
     "on_sync": ("continue", "restart"),
