@@ -67,6 +67,7 @@ class HostPool:
         actor_class: with coroutine methods ``facts`` and ``exchange``.
         arguments: of its making.
         handler: answers calls of the actors; None: they make none.
+        num_actors: how many; None: what the placement asks for.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class HostPool:
         actor_class: type,
         arguments: tuple[Any, ...],
         handler: Handler | None = None,
+        *,
+        num_actors: int | None = None,
     ) -> None:
         self.placement = placement
         self._actor_class, self._arguments, self._handler = actor_class, arguments, handler
@@ -86,7 +89,7 @@ class HostPool:
         self._changed = asyncio.Event()
         self._failure: AgentEnvError | None = None
         self._users = 0
-        self._num_actors = 0
+        self._num_actors = num_actors or 0
         self._losses_in_a_row = 0
         self._spread_until = 0.0
 
@@ -224,6 +227,7 @@ class HostPool:
         self._announce()
 
     def _replace(self) -> None:
+        self._spread_until = 0.0  # those that live have room now
         if self._users and not self._loop.is_closed():
             self._losses_in_a_row = 0 if self._live else self._losses_in_a_row + 1
             self._start_host(min(_REPLACE_PAUSE_S * 2.0**self._losses_in_a_row, _LONGEST_PAUSE_S))

@@ -33,7 +33,7 @@ _POSITIVE = (
     "heartbeat_s",
     "ray_envs_per_actor",
 )
-_NOT_NEGATIVE = ("max_retries", "reset_retries", "redundant_groups", "redundant_members")
+_NOT_NEGATIVE = ("max_retries", "reset_retries", "redundant_groups", "redundant_members", "ray_shards")
 _CHOICES = {
     "mode": ("async", "sync", "batch"),
     "worker": ("auto", "inline", "thread", "process", "ray"),
@@ -63,6 +63,10 @@ class RolloutConfig:
     alone, for the time of the run."""
     ray_envs_per_actor: int = 32
     """Environments that share an actor."""
+    ray_shards: int = 0
+    """Actors that play whole episodes, each with its share of the slots and an event loop of its own, so that the
+    controller is left with the turns' requests, the buffer and the weights. 0: slots live in the controller, and only
+    environments in actors."""
     ray_resources: str = "CPU=1"
     """What each actor takes of its node, which decides where it can go: ``CPU=2,docker=1``."""
     asynchrony: float = 1.0
@@ -204,7 +208,19 @@ class RolloutConfig:
         if self.deterministic:
             self._check_deterministic()
         self.sampling()
+        self._check_ray()
+
+    def _check_ray(self) -> None:
         self.placement()
+        if self.ray_shards and self.worker != "ray":
+            raise ValueError(
+                f"RolloutConfig.ray_shards is {self.ray_shards} with worker {self.worker!r}; must be 0, or worker 'ray'"
+            )
+        if self.ray_shards > self.num_envs:
+            raise ValueError(
+                f"RolloutConfig.ray_shards is {self.ray_shards}, num_envs {self.num_envs}: a shard would have no slot; "
+                f"must be at most {self.num_envs}"
+            )
 
     def _check_deterministic(self) -> None:
         if self.mode != "sync":

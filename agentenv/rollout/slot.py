@@ -99,11 +99,19 @@ def make_slot(
     policy: FailurePolicy | None = None,
     barrier: TurnBarrier | None = None,
 ) -> EpisodeSlot:
-    """A slot that plays what the source says."""
+    """A slot that plays what the source says, in this event loop or in a shard.
+
+    Raises:
+        UsageError: the source cannot be played under these settings.
+    """
     if isinstance(source, SlotMaker):
         return source.make_slot(
             name, proxy, tokenizer, config, sampling=sampling, policy=policy, barrier=barrier
         )
+    if config.ray_shards:
+        from agentenv.cluster.shards import ShardSlot, shards_of
+
+        return ShardSlot(name, source, shards_of(proxy, tokenizer, config), sampling=sampling)
     return EnvManager(
         name, source, proxy, tokenizer, config, sampling=sampling, policy=policy, barrier=barrier
     )

@@ -41,6 +41,9 @@ class RolloutSettings:
         "worker=ray: HOST:PORT of the cluster's head; auto: of this machine's cluster; local: one for this run.",
     )
     ray_envs_per_actor: int = setting(32, "worker=ray: environments that share an actor.")
+    ray_shards: int = setting(
+        0, "worker=ray: actors that play whole episodes, with their share of the slots; 0: slots stay here."
+    )
     ray_resources: str = setting(
         "CPU=1", "worker=ray: what each actor takes of its node, such as CPU=2,docker=1."
     )

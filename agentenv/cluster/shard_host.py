@@ -1,0 +1,143 @@
+"""The actor that plays whole episodes: a shard of a run's slots with an event loop of its own.
+
+Its slots are the production's (:class:`agentenv.rollout.env_manager.EnvManager`) with environments beside them, in the
+actor's loop, threads or processes. Turns are asked of the controller, which has the engines; all else of an episode
+(templates, tokens, deadlines, environment) costs the controller nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agentenv.cluster.channel import ActorEnd
+from agentenv.cluster.connection import NodeFacts, node_facts
+from agentenv.cluster.env_host import adopt_surroundings
+from agentenv.cluster.mailbox import Mailbox, Message
+from agentenv.conversation import Tokenizer
+from agentenv.errors import EnvError
+from agentenv.inference.protocol import Generation, GenerationRequest, SamplingParams
+from agentenv.inference.proxy import LLMProxy
+from agentenv.rollout.config import RolloutConfig
+from agentenv.rollout.env_manager import EnvManager
+from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.workers.env_payload import EnvPayload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ShardHost"]
+
+
+class ShardHost:
+    """Slots of one actor, by number.
+
+    Args:
+        given: the controller's :func:`~agentenv.cluster.env_host.surroundings`.
+        tokenizer: with a chat template.
+        config: of the run.
+    """
+
+    def __init__(self, given: Mapping[str, Any], tokenizer: Tokenizer, config: RolloutConfig) -> None:
+        adopt_surroundings(given)
+        self._tokenizer = tokenizer
+        self._config = replace(config, worker="auto", ray_shards=0)
+        self._end = ActorEnd(self._answer)
+        self._proxy = LLMProxy([ControllerEngine(self._end.mailbox)])
+        self._slots: dict[int, EnvManager] = {}
+        self._playing: dict[int, asyncio.Task[Any] | None] = {}
+
+    async def facts(self) -> NodeFacts:
+        """Of the node."""
+        return node_facts()
+
+    async def exchange(self, number: int, messages: list[Message]) -> list[Message]:
+        """See :meth:`ActorEnd.exchange`."""
+        return await self._end.exchange(number, messages)
+
+    async def _answer(self, method: str, *arguments: Any) -> Any:
+        if method == "play":
+            return await self._play(*arguments)
+        if method == "settle":
+            return await self._settle(*arguments)
+        return await self._close(*arguments)
+
+    async def _play(
+        self,
+        number: int,
+        name: str,
+        payload: EnvPayload,
+        sampling: SamplingParams | None,
+        episode: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        """An episode's trajectory, or the stage that it failed in and why; and the slot's workers so far."""
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = EnvManager(
+                name, payload.load(), self._proxy, self._tokenizer, self._config, sampling=sampling
+            )
+        self._playing[number] = asyncio.current_task()
+        try:
+            trajectory = await slot.run_episode(**episode)
+        except EpisodeFailedError as failure:
+            return None, failure.stage, failure.cause, slot.workers_made
+        finally:
+            del self._playing[number]
+        return trajectory, "", None, slot.workers_made
+
+    async def _settle(self, number: int) -> None:
+        if (playing := self._playing.get(number)) is not None:  # cancelled, and not yet at its end
+            await asyncio.wait({playing})
+        if (slot := self._slots.get(number)) is not None:
+            await slot.settle()
+
+    async def _close(self, number: int, left_s: float) -> list[str]:
+        slot = self._slots.pop(number, None)
+        if slot is None:
+            return []
+        slot.end()
+        return await slot.join(asyncio.get_running_loop().time() + left_s)
+
+
+class ControllerEngine:
+    """The controller's engines, as one.
+
+    Args:
+        mailbox: to the controller.
+    """
+
+    version = 0
+    """Unknown here: each token comes with its own."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one turn; the controller gives it up with its caller, or by its deadline."""
+        left_s = None
+        if request.deadline is not None:
+            left_s = request.deadline - asyncio.get_running_loop().time()
+        generation: Generation = await self._mailbox.call("generate", replace(request, deadline=None), left_s)
+        return generation
+
+    async def abort(self, request_id: str) -> None:
+        """The controller aborts what it has."""
+        raise EnvError(f"request {request_id!r} is aborted by the controller, not by the shard")
+
+    async def release(self, episode_id: str) -> None:
+        """The episode is over."""
+        await self._mailbox.call("release", episode_id)
+
+    async def suspend(self) -> None:
+        """The controller does."""
+
+    async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """The controller does."""
+
+    async def resume(self) -> None:
+        """The controller does."""
+
+    async def close(self) -> None:
+        """The controller does."""
