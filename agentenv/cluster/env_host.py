@@ -31,6 +31,7 @@ from agentenv.rollout.workers.wire import json_able
 __all__ = ["EnvHost", "adopt_surroundings", "surroundings"]
 
 _CLOSE_TIMEOUT_S = 30.0
+_VARIABLES = ("AGENTENV_", "VLLM_API_KEY")
 
 
 class EnvHost:
@@ -100,11 +101,11 @@ class EnvHost:
 
 
 def surroundings() -> dict[str, Any]:
-    """What an actor takes over from the rollout's process: import path, folder, and agentenv's variables."""
+    """What an actor takes over from the rollout's process: import path, folder, agentenv's variables, servers' keys."""
     return {
         "path": [entry for entry in sys.path if isinstance(entry, str)],
         "folder": os.getcwd(),
-        "variables": {name: value for name, value in os.environ.items() if name.startswith("AGENTENV_")},
+        "variables": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
     }
 
 

@@ -25,7 +25,7 @@ from agentenv.cluster.mailbox import Handler
 from agentenv.cluster.placement import NODE_LOST, Placement
 from agentenv.errors import AgentEnvError, EnvError, UsageError
 
-__all__ = ["Host", "HostPool", "hosts"]
+__all__ = ["Host", "HostPool", "end_all", "hosts"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ class HostPool:
         num_actors: int | None = None,
     ) -> None:
         self.placement = placement
-        self._actor_class, self._arguments, self._handler = actor_class, arguments, handler
+        self.actor_class = actor_class
+        self._arguments, self._handler = arguments, handler
         self.num_lost = 0
         """Actors that were lost."""
         self._loop = asyncio.get_running_loop()
@@ -92,6 +93,7 @@ class HostPool:
         self._num_actors = num_actors or 0
         self._losses_in_a_row = 0
         self._spread_until = 0.0
+        _of_loops.setdefault(self._loop, []).append(self)
 
     @property
     def live(self) -> list[Host]:
@@ -158,8 +160,11 @@ class HostPool:
             self._loop.call_later(_REPLACE_PAUSE_S, self._end_if_unused)
 
     def _end_if_unused(self) -> None:
-        if self._users:
-            return
+        if not self._users:
+            self.end()
+
+    def end(self) -> None:
+        """End the actors, whatever is in them."""
         for task in self._starting:
             task.cancel()
         ended, self._live = self._live, []
@@ -186,7 +191,7 @@ class HostPool:
             "max_concurrency": 1000,
             "max_restarts": 0,
         }
-        actor = ray.remote(self._actor_class).options(**options).remote(*self._arguments)
+        actor = ray.remote(self.actor_class).options(**options).remote(*self._arguments)
         try:
             asked_s = time.time()
             facts = await asyncio.wrap_future(actor.facts.remote().future())
@@ -246,13 +251,17 @@ def _kill(actor: Any) -> None:
         logger.debug("an actor could not be ended: %s", error)
 
 
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Placement, HostPool]] = WeakKeyDictionary()
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[HostPool]] = WeakKeyDictionary()
 
 
 def hosts(placement: Placement) -> HostPool:
     """The running loop's actors that hold environments by a placement."""
-    pools = _pools.setdefault(asyncio.get_running_loop(), {})
-    pool = pools.get(placement)
-    if pool is None:
-        pool = pools[placement] = HostPool(placement, EnvHost, (surroundings(),))
-    return pool
+    pools = _of_loops.get(asyncio.get_running_loop(), [])
+    known = [pool for pool in pools if pool.actor_class is EnvHost and pool.placement == placement]
+    return known[0] if known else HostPool(placement, EnvHost, (surroundings(),))
+
+
+def end_all() -> None:
+    """End all actors of the running loop, for its run is over."""
+    for pool in _of_loops.pop(asyncio.get_running_loop(), []):
+        pool.end()

@@ -1,7 +1,8 @@
 """Slots that live in actors, as the controller sees them: an episode goes there, its trajectory comes back.
 
 The controller keeps all that must be one: the buffer and its account, freshness, weights, engines. It pays for an
-episode two messages and for a turn two more; what a slot does in between is the shard's.
+episode two messages and for a turn two more, or four where the shard sends the prompt to a server; what a slot does in
+between is the shard's.
 
 Invariants:
 
@@ -18,16 +19,18 @@ import asyncio
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from agentenv.cluster.channel import ActorLostError
 from agentenv.cluster.env_host import surroundings
 from agentenv.cluster.host_pool import Host, HostPool
+from agentenv.cluster.mailbox import Mailbox
 from agentenv.cluster.shard_host import ShardHost
 from agentenv.conversation import Tokenizer
 from agentenv.errors import EnvError, EpisodeTimeoutError, UsageError
-from agentenv.inference.protocol import Generation, GenerationRequest, SamplingParams
+from agentenv.inference.protocol import DistantPrompt, Generation, GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError
@@ -72,7 +75,7 @@ class Shards:
     def pool(self) -> HostPool:
         """The actors, in the running loop."""
         if self._pool is None:
-            arguments = (surroundings(), self._tokenizer, self.config)
+            arguments = (surroundings(), self._tokenizer, self.config, self.proxy.servers)
             self._pool = HostPool(
                 self._placement, ShardHost, arguments, self._answer, num_actors=self.config.ray_shards
             )
@@ -91,10 +94,15 @@ class Shards:
             return await self._generate(*arguments)
         return await self.proxy.release(*arguments)
 
-    async def _generate(self, request: GenerationRequest, left_s: float | None) -> Generation:
+    async def _generate(
+        self, request: GenerationRequest, prompt_length: int, left_s: float | None
+    ) -> Generation:
         slot = self._playing.get(request.episode_id)
         if slot is None:
             raise EnvError(f"episode {request.episode_id!r} is over")
+        if not request.prompt_ids:
+            ask = partial(slot.mailbox.call, "complete", request.request_id)
+            request = replace(request, prompt_ids=DistantPrompt(prompt_length, ask))
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
         slot.request_id = request.request_id
         try:
@@ -138,6 +146,12 @@ class ShardSlot:
         """Where it was placed before."""
         self._host: Host | None = None
         self._closing: dict[asyncio.Future[list[str]], Host] = {}
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """To the shard that it is in."""
+        assert self._host is not None
+        return self._host.channel.mailbox
 
     async def run_episode(
         self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int

@@ -12,9 +12,9 @@ Invariants every engine keeps:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,12 +57,45 @@ class SamplingParams:
                 raise ValueError(f"SamplingParams.{name} is {value}, must be {allowed}")
 
 
+class DistantPrompt(Sequence[int]):
+    """A prompt whose ids another process has, which also sends it to the server.
+
+    What the engine adds to it, the turn's tokens so far, is kept here. Only an engine that says
+    ``takes_distant_prompts`` is given one.
+
+    Args:
+        length: tokens of it.
+        ask: ``ask(server, more_ids, model, request_id, sampling, seed)`` has the other process send it, followed by
+            more ids; its result is what the engine's own call of the server would return.
+        more_ids: that follow.
+    """
+
+    def __init__(self, length: int, ask: Callable[..., Awaitable[Any]], more_ids: Sequence[int] = ()) -> None:
+        self._length, self._ask, self._more_ids = length, ask, list(more_ids)
+
+    def followed_by(self, token_ids: Sequence[int]) -> DistantPrompt:
+        """The prompt and these."""
+        return DistantPrompt(self._length, self._ask, [*self._more_ids, *token_ids])
+
+    async def send(
+        self, server: str, model: str, request_id: str, sampling: SamplingParams, seed: int | None
+    ) -> Any:
+        """Have the other process send it."""
+        return await self._ask(server, self._more_ids, model, request_id, sampling, seed)
+
+    def __len__(self) -> int:
+        return self._length + len(self._more_ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("the ids of this prompt are in another process")
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """One turn of one episode."""
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: list[int] | DistantPrompt
     """The whole sequence so far; engines find the part they already hold by ``episode_id``. The list is the
     conversation's own: it must not be changed, and what is kept after :meth:`Engine.generate` has ended is a copy."""
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -36,9 +36,10 @@ OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 class LLMProxy:
     """Several engines with the same weights behind the interface of one.
 
-    Besides the :class:`~agentenv.inference.protocol.Engine` protocol four optional attributes of an engine are used:
+    Besides the :class:`~agentenv.inference.protocol.Engine` protocol five optional attributes of an engine are used:
     ``error`` (what it died of), ``release(episode_id)`` (the episode is over), ``updates_while_running`` (true if
-    ``update_weights`` needs no ``suspend`` around it) and ``expect_requests(number)`` (make no step with fewer).
+    ``update_weights`` needs no ``suspend`` around it), ``expect_requests(number)`` (make no step with fewer) and
+    ``servers`` (addresses to which another process may send prompts in its place).
 
     Args:
         engines: at least one. The proxy owns them: :meth:`close` closes them.
@@ -94,6 +95,12 @@ class LLMProxy:
         """Tokens of the longest sequence that every engine takes; None: they do not say."""
         limits = [int(limit) for engine in self._engines if (limit := getattr(engine, "max_length", None))]
         return min(limits) if limits else None
+
+    @property
+    def servers(self) -> list[str]:
+        """Addresses of all engines' servers, where each takes a DistantPrompt; else none."""
+        servers = [list(getattr(engine, "servers", ())) for engine in self._engines]
+        return [address for of_engine in servers for address in of_engine] if all(servers) else []
 
     @property
     def can_expect(self) -> bool:

@@ -286,6 +286,10 @@ class EpisodeScheduler:
         hung = [name for manager in self._managers for name in await manager.join(deadline)]
         if hung:
             logger.warning("%s did not close within %g s", ", ".join(hung), self._config.shutdown_timeout_s)
+        if self._config.worker == "ray":
+            from agentenv.cluster.host_pool import end_all
+
+            end_all()
         try:
             async with asyncio.timeout(self._config.shutdown_timeout_s):
                 await self._proxy.close()

@@ -47,6 +47,8 @@ class Backend(Protocol):
     """Tokens of the longest sequence."""
     incarnation: int
     """How often it has gone and come back."""
+    takes_distant_prompts: bool
+    """``complete`` takes a DistantPrompt, too."""
 
     async def complete(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, seed: int | None

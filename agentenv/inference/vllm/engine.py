@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agentenv.errors import ModelError, UsageError
-from agentenv.inference.protocol import Generation, GenerationRequest
+from agentenv.inference.protocol import DistantPrompt, Generation, GenerationRequest
 from agentenv.inference.vllm.backend import Backend, Completion
 from agentenv.inference.vllm.json_http import ConnectionLostError
 from agentenv.inference.weight_sync import Publication, WeightSync
@@ -126,6 +126,11 @@ class VLLMEngine:
     def name(self) -> str:
         """Of its vLLM: a server's address."""
         return self._backend.name
+
+    @property
+    def servers(self) -> list[str]:
+        """Address of its server, where another process may send it prompts (``DistantPrompt``); else none."""
+        return [self._backend.name] if self._backend.takes_distant_prompts else []
 
     @property
     def version(self) -> int:
@@ -242,10 +247,13 @@ class VLLMEngine:
                 return
             version = self._version
             turn.piece_id = next(self._piece_ids)
+            prompt = request.prompt_ids
             turn.piece = asyncio.create_task(
                 self._backend.complete(
                     turn.piece_id,
-                    [*request.prompt_ids, *generation.token_ids],
+                    prompt.followed_by(generation.token_ids)
+                    if isinstance(prompt, DistantPrompt)
+                    else [*prompt, *generation.token_ids],
                     replace(request.sampling, max_tokens=most - done, stop_token_ids=stops),
                     None if request.seed is None else (request.seed + _SEED_STEP * done) % 2**63,
                 )

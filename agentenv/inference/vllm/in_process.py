@@ -65,6 +65,7 @@ class InProcessBackend:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self.max_length, self.incarnation = max_length, 0
+        self.takes_distant_prompts = False
         self._folder, self._load_timeout_s = folder, load_timeout_s
         self._arguments: dict[str, Any] = {
             "model": model,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentenv.errors import ModelError, UsageError
-from agentenv.inference.protocol import FinishReason, SamplingParams
+from agentenv.inference.protocol import DistantPrompt, FinishReason, SamplingParams
 from agentenv.inference.vllm.backend import Completion
 from agentenv.inference.vllm.json_http import ConnectionLostError, JsonHttp, Response
 
@@ -65,6 +65,8 @@ class ServerBackend:
         owner: starts and stops it; None: somebody else does.
     """
 
+    takes_distant_prompts = True
+
     def __init__(
         self,
         http: JsonHttp,
@@ -85,8 +87,12 @@ class ServerBackend:
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, seed: int | None
     ) -> Completion:
         """See :class:`~agentenv.inference.vllm.backend.Backend`."""
+        model = self._adapter or self._model
+        if isinstance(prompt_ids, DistantPrompt):
+            completion: Completion = await prompt_ids.send(self.name, model, request_id, sampling, seed)
+            return completion
         body: dict[str, Any] = {
-            "model": self._adapter or self._model,
+            "model": model,
             "request_id": request_id,
             "prompt": list(prompt_ids),
             "max_tokens": sampling.max_tokens,
