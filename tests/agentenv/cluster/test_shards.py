@@ -240,7 +240,9 @@ def test_prompts_go_to_servers_from_the_shards_and_each_token_is_of_its_version(
 
 
 class _Elsewhere(LLMProxy):
-    servers = ["http://127.0.0.1:9"]  # type: ignore[assignment]
+    @property
+    def servers(self) -> list[str]:
+        return ["http://127.0.0.1:9"]
 
 
 def test_prompts_take_the_way_over_the_controller_where_a_server_is_not_reached(nodes: Any) -> None:
