@@ -11,6 +11,7 @@
     ├── RewardError                        an answer could not be graded
     ├── InfrastructureError                not the policy's fault
     │   └── SandboxError                   the sandbox or its engine failed
+    │       ├── SandboxLostError           the machine or service that held it is gone, or forgot it
     │       └── SandboxTimeoutError        the sandbox's engine did not answer in time
     └── RolloutError                       the whole run must stop
 
@@ -30,6 +31,7 @@ __all__ = [
     "RewardError",
     "RolloutError",
     "SandboxError",
+    "SandboxLostError",
     "SandboxTimeoutError",
     "ToolError",
     "UnknownEnvironmentError",
@@ -110,6 +112,10 @@ class InfrastructureError(AgentEnvError):
 
 class SandboxError(InfrastructureError):
     """A sandbox, or the engine that runs it, failed."""
+
+
+class SandboxLostError(SandboxError):
+    """The machine or the service that held the sandbox is gone, or knows it no more."""
 
 
 class SandboxTimeoutError(SandboxError):

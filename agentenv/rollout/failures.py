@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from agentenv.cluster.placement import NODE_LOST
-from agentenv.errors import EnvError, EpisodeTimeoutError, UsageError
+from agentenv.errors import EnvError, EpisodeTimeoutError, SandboxLostError, UsageError
 from agentenv.rollout.config import RolloutConfig
 
+_LOST = (NODE_LOST, SandboxLostError.__name__)
+"""How the reasons of episodes end that were lost with many others, by one cause."""
 _SLOT_PAUSE_S = 0.01
 _LONGEST_SLOT_PAUSE_S = 5.0
 
@@ -103,8 +105,9 @@ class FailurePolicy:
         """An episode failed.
 
         Failures end sooner than good episodes, so a few broken slots among many good ones would soon fill the window:
-        the run is only stopped where the failures come from that share of the slots, too. Episodes lost with a node say
-        nothing about the others, however many they are; only a slot's second loss in a row counts.
+        the run is only stopped where the failures come from that share of the slots, too. Episodes lost with a node, or
+        with a sandbox service, say nothing about the others, however many they are; only a slot's second loss in a row
+        counts.
 
         Args:
             reason: what failures are counted under.
@@ -116,7 +119,7 @@ class FailurePolicy:
         """
         failed_before = slot in self._failing
         self._failing.add(slot)
-        if reason.endswith(NODE_LOST) and not failed_before:
+        if reason.endswith(_LOST) and not failed_before:
             return None
         self._outcomes.append((reason, example, slot))
         if len(self._outcomes) < self._least or self._limit >= 1.0 or self.rate <= self._limit:

@@ -19,6 +19,7 @@ def test_a_missing_extra_says_how_to_install_it() -> None:
 
 def test_sandbox_failures_are_not_the_fault_of_the_policy() -> None:
     assert issubclass(errors.SandboxTimeoutError, errors.SandboxError)
+    assert issubclass(errors.SandboxLostError, errors.SandboxError)
     assert issubclass(errors.SandboxError, errors.InfrastructureError)
     assert not issubclass(errors.EnvError, errors.InfrastructureError)
 

@@ -24,8 +24,9 @@ from pathlib import Path
 from agentenv.errors import SandboxError, UsageError
 
 from .data import SWETask
-from .package_image import REPOSITORY_SCRIPT, build_lock, package_image_tag
+from .package_image import REPOSITORY_SCRIPT, package_image_tag
 from .package_wheels import TargetPython, fetch_package, last_lines, requirements_file, run_on_host
+from .sandbox.images import build_lock
 
 __all__ = ["PackageFolder", "ensure_package_folder"]
 

@@ -11,15 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +25,9 @@ from agentenv.errors import SandboxError, UsageError
 from .data import SWETask
 from .package_wheels import FetchedPackage, TargetPython, fetch_package, requirements, requirements_file
 from .sandbox import SandboxBackend, SandboxSpec
-from .sandbox.images import build_image, ensure_base_image
+from .sandbox.images import build_image, build_lock, ensure_base_image, ensure_pulled, has_image
 
-__all__ = ["REPOSITORY_SCRIPT", "build_lock", "ensure_task_image", "package_image_tag"]
+__all__ = ["REPOSITORY_SCRIPT", "ensure_task_image", "package_image_tag"]
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +106,14 @@ def ensure_task_image(task: SWETask, backend: SandboxBackend, *, progress: Progr
     say = progress or logger.info
     if task.package is None:
         assert task.image is not None
-        _ensure_pulled(client, task.image, say)
+        ensure_pulled(client, task.image, progress=say)
         return task.image
     base = ensure_base_image(client, progress=progress)
     tag = package_image_tag(task, _image_id(client, base))
-    if _has_image(client, tag):
+    if has_image(client, tag):
         return tag
     with build_lock(tag):  # environments that start together build once
-        if not _has_image(client, tag):
+        if not has_image(client, tag):
             _build(task, backend, client, base, tag, say)
     return tag
 
@@ -198,24 +195,6 @@ def _client_of(backend: SandboxBackend) -> Any:
     return client
 
 
-def _ensure_pulled(client: Any, image: str, say: Progress) -> None:
-    from docker.errors import DockerException
-
-    if _has_image(client, image):
-        return
-    with build_lock(image):
-        if _has_image(client, image):
-            return
-        say(f"pulling {image}")
-        repository, separator, version = image.rpartition(":")
-        if not separator or "/" in version:
-            repository, version = image, "latest"
-        try:
-            client.images.pull(repository, tag=version)
-        except (DockerException, OSError) as error:
-            raise SandboxError(f"the image {image} can't be pulled: {error}") from error
-
-
 def _image_id(client: Any, tag: str) -> str:
     from docker.errors import DockerException
 
@@ -223,18 +202,6 @@ def _image_id(client: Any, tag: str) -> str:
         return str(client.images.get(tag).id)
     except (DockerException, OSError) as error:
         raise SandboxError(f"the Docker engine can't show the image {tag}: {error}") from error
-
-
-def _has_image(client: Any, tag: str) -> bool:
-    from docker.errors import DockerException, ImageNotFound
-
-    try:
-        client.images.get(tag)
-    except ImageNotFound:
-        return False
-    except (DockerException, OSError) as error:
-        raise SandboxError(f"the Docker engine can't tell whether it has the image {tag}: {error}") from error
-    return True
 
 
 def _digest(path: str) -> str:
@@ -246,13 +213,3 @@ def _digest(path: str) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
-
-
-@contextlib.contextmanager
-def build_lock(tag: str) -> Iterator[None]:
-    """Held by one thread of one process at a time; another tag has another lock."""
-    digest = hashlib.sha256(tag.encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"agentenv-task-image-{os.getuid()}-{digest}.lock"
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file releases it
-        yield

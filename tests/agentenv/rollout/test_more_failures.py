@@ -14,6 +14,7 @@ from agentenv import AsyncEnv
 from agentenv.errors import RolloutError
 from agentenv.inference import LLMProxy
 from agentenv.rollout import AsyncController, RolloutConfig
+from agentenv.rollout.failures import FailurePolicy
 from agentenv.simulation.clock import VirtualLoop
 from agentenv.simulation.engine import SimulatedEngine
 from agentenv.simulation.environment import SimulatedTokenizer
@@ -202,3 +203,14 @@ def test_one_broken_slot_whose_rewards_fail_does_not_stop_the_run(make_controlle
         made, num_envs=32, batch_size=32, max_retries=100_000, reward_fn=reward, asynchrony=0.0
     )
     assert len(controller.get_batch(0)) == 32
+
+
+def test_many_episodes_lost_at_once_stop_no_run_but_losses_again_and_again_do() -> None:
+    policy = FailurePolicy(RolloutConfig(num_envs=16, failure_window=16))
+    for slot in range(16):
+        assert policy.failure("step_SandboxLostError", "the service is gone", slot=f"slot-{slot}") is None
+    stops = [
+        policy.failure("step_SandboxLostError", "the service is gone", slot=f"slot-{slot}")
+        for slot in range(16)
+    ]
+    assert stops[-1] is not None and "16 of the last 16 episodes failed" in stops[-1]

@@ -19,6 +19,7 @@ import os
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,16 @@ from agentenv.errors import MissingExtraError, SandboxError, UsageError
 
 from .debian import DEBIAN_RECIPE, import_debian
 
-__all__ = ["BASE_REPOSITORY", "SANDBOX_DOCKERFILE", "base_image_tag", "build_image", "ensure_base_image"]
+__all__ = [
+    "BASE_REPOSITORY",
+    "SANDBOX_DOCKERFILE",
+    "base_image_tag",
+    "build_image",
+    "build_lock",
+    "ensure_base_image",
+    "ensure_pulled",
+    "has_image",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +62,8 @@ CMD ["bash"]
 
 REGISTRY_TIMEOUT_S = 8
 BUILD_TIMEOUT_S = 1800
+PULL_PROGRESS_S = 5.0
+"""Between two lines on a pull."""
 
 Progress = Callable[[str], None]
 
@@ -74,10 +86,10 @@ def ensure_base_image(client: Any, *, progress: Progress | None = None) -> str:
         SandboxError: a build failed.
     """
     tag = base_image_tag()
-    if _has_image(client, tag):
+    if has_image(client, tag):
         return tag
-    with _build_lock():  # several runs that start together build once
-        if not _has_image(client, tag):
+    with build_lock(tag):  # several runs that start together build once
+        if not has_image(client, tag):
             _build_base(client, tag, progress or logger.info)
     return tag
 
@@ -102,6 +114,67 @@ def build_image(
     )
 
 
+def ensure_pulled(client: Any, image: str, *, progress: Progress | None = None) -> None:
+    """Pull an image where the engine does not have it yet.
+
+    Args:
+        client: a `docker.DockerClient`.
+        image: NAME, NAME:TAG or NAME@DIGEST.
+        progress: called with a line at the start, every five seconds, and in the end; by default they go to the log.
+
+    Raises:
+        SandboxError: the registry does not answer, or has no such image.
+    """
+    if has_image(client, image):
+        return
+    with build_lock(image):  # several that need it at once pull it once
+        if not has_image(client, image):
+            _pull(client, image, progress or logger.info)
+
+
+def has_image(client: Any, tag: str) -> bool:
+    """True where the engine has an image of this name.
+
+    Raises:
+        SandboxError: it does not answer.
+    """
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        client.images.get(tag)
+    except ImageNotFound:
+        return False
+    except (DockerException, OSError) as error:
+        raise SandboxError(
+            f"the Docker engine cannot tell whether it has the image {tag}: {error}"
+        ) from error
+    return True
+
+
+def _pull(client: Any, image: str, progress: Progress) -> None:
+    from docker.errors import DockerException
+
+    progress(f"pulling {image}")
+    began = told = time.monotonic()
+    layers: dict[str, tuple[int, int]] = {}  # bytes that are there, and all
+    try:
+        for event in client.api.pull(image, stream=True, decode=True):
+            if "error" in event:
+                raise SandboxError(f"the image {image} can't be pulled: {event['error']}")
+            detail = event.get("progressDetail") or {}
+            if event.get("status") == "Downloading" and detail.get("total"):
+                layers[event["id"]] = (int(detail["current"]), int(detail["total"]))
+            elif event.get("status") == "Download complete" and event.get("id") in layers:
+                layers[event["id"]] = (layers[event["id"]][1],) * 2
+            if time.monotonic() - told >= PULL_PROGRESS_S:
+                told = time.monotonic()
+                here, size = (sum(sizes[part] for sizes in layers.values()) / 1e6 for part in (0, 1))
+                progress(f"pulling {image}: {here:.0f} of {size:.0f} MB of {len(layers)} layers so far")
+    except (DockerException, OSError) as error:
+        raise SandboxError(f"the image {image} can't be pulled: {error}") from error
+    progress(f"pulled {image} in {time.monotonic() - began:.0f} s")
+
+
 def _build_base(client: Any, tag: str, progress: Progress) -> None:
     try:
         if _registry_answers(client):
@@ -123,25 +196,11 @@ def _build_base(client: Any, tag: str, progress: Progress) -> None:
     import_debian(client, tag, progress, reason)
 
 
-def _has_image(client: Any, tag: str) -> bool:
-    from docker.errors import APIError, ImageNotFound
-
-    try:
-        client.images.get(tag)
-    except ImageNotFound:
-        return False
-    except (APIError, OSError) as error:
-        raise SandboxError(
-            f"the Docker engine cannot tell whether it has the image {tag}: {error}"
-        ) from error
-    return True
-
-
 def _registry_answers(client: Any) -> bool:
     """True where the engine has the upstream image or can reach the registry that serves it."""
     from docker.errors import DockerException
 
-    if _has_image(client, UPSTREAM_IMAGE):
+    if has_image(client, UPSTREAM_IMAGE):
         return True
     try:
         with _request_timeout(client, REGISTRY_TIMEOUT_S):  # the engine itself would retry for far longer
@@ -210,8 +269,10 @@ def _context(files: Mapping[str, bytes], dockerfile: str) -> io.BytesIO:
 
 
 @contextlib.contextmanager
-def _build_lock() -> Iterator[None]:
-    path = Path(tempfile.gettempdir()) / f"agentenv-image-{os.getuid()}.lock"
+def build_lock(tag: str) -> Iterator[None]:
+    """Held by one thread of one process at a time; another tag has another lock."""
+    digest = hashlib.sha256(tag.encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"agentenv-image-{os.getuid()}-{digest}.lock"
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file releases it
         yield

@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import SandboxError, SandboxTimeoutError, UsageError
+from agentenv.errors import SandboxError, SandboxLostError, SandboxTimeoutError, UsageError
 from agentenv_envs.swe.data import SWETask
 from agentenv_envs.swe.sandbox.base import CommandResult, OutputStream, Sandbox, SandboxSpec, as_bytes
 
@@ -162,6 +162,8 @@ class RemoteSandbox:
             raise SandboxError(f"sandbox {self.id} is closed")
         try:
             return self.endpoint.ask(method, f"/v1/sandboxes/{self.id}/{what}", body, wait_s=wait_s)
+        except ServiceDownError as error:
+            raise SandboxLostError(f"sandbox {self.id} is lost: {error}") from error
         except Refusal as error:
             raise SandboxError(f"sandbox {self.id}: {error}") from error
 

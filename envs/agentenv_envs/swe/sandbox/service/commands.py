@@ -60,6 +60,13 @@ def add_commands(subparsers: Any) -> None:
         help="images that clients may use besides the base image, such as 'swebench/*'; may be repeated",
     )
     parser.add_argument(
+        "--pull",
+        action="append",
+        default=[],
+        metavar="IMAGE",
+        help="pull this image before leases are given, and let clients use it; may be repeated",
+    )
+    parser.add_argument(
         "--allow-packages",
         action="store_true",
         help="build images of package rows: their build scripts then run beside the engine's socket",
@@ -89,9 +96,9 @@ def _serve(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise MissingExtraError(str(error.name), "service") from error
     from agentenv_envs.swe.sandbox.docker_backend import DockerBackend
-    from agentenv_envs.swe.sandbox.images import ensure_base_image
+    from agentenv_envs.swe.sandbox.images import ensure_base_image, ensure_pulled
 
-    from .limits import ServiceLimits, Tokens
+    from .limits import IMAGE_NAME, ServiceLimits, Tokens
 
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -99,17 +106,22 @@ def _serve(args: argparse.Namespace) -> int:
     limits = ServiceLimits(
         max_sandboxes=args.max_sandboxes,
         per_client=args.max_sandboxes if args.per_client is None else args.per_client,
-        images=tuple(args.allow_image),
+        images=(*args.allow_image, *dict.fromkeys(args.pull)),
         packages=args.allow_packages,
         memory_mb=args.max_memory_mb,
         cpus=args.max_cpus,
         pids=args.max_pids,
     )
+    for image in args.pull:
+        if not IMAGE_NAME.fullmatch(image):
+            raise UsageError(f"--pull {image!r}: not the name of an image, such as swebench/NAME:TAG")
     listener = listen(args.host, args.port)
     backend = None
     try:
         backend = DockerBackend()
         ensure_base_image(backend.client, progress=_say)
+        for image in dict.fromkeys(args.pull):
+            ensure_pulled(backend.client, image, progress=_say)
         service = Service(backend, tokens, limits, drain_s=args.drain_s)
         listener.listen(512)
         _say(f"sandbox service: {url_of(listener)}")

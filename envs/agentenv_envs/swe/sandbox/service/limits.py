@@ -19,10 +19,11 @@ from typing import Any
 from agentenv.errors import UsageError
 from agentenv_envs.swe.sandbox.base import BASE_IMAGE, SandboxSpec
 
-__all__ = ["Fields", "ServiceLimits", "Tokens"]
+__all__ = ["IMAGE_NAME", "Fields", "ServiceLimits", "Tokens"]
 
 _SPEC_FIELDS = tuple(field.name for field in fields(SandboxSpec))
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+"""No pattern of `fnmatch` is one."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MIN_TOKEN = 16
@@ -166,7 +167,7 @@ class ServiceLimits:
         patterns = [*self.images, *(["agentenv/swe-*"] if self.packages else [])]
         if name == BASE_IMAGE:
             return name
-        if not _IMAGE.fullmatch(name):
+        if not IMAGE_NAME.fullmatch(name):
             raise UsageError(f"spec.image={name[:200]!r}: not the name of an image")
         if not any(fnmatchcase(name, pattern) for pattern in patterns):
             allowed = ", ".join([BASE_IMAGE, *patterns])

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from agentenv.errors import SandboxError, SandboxTimeoutError, UsageError
+from agentenv.errors import SandboxError, SandboxLostError, SandboxTimeoutError, UsageError
 from agentenv_envs.swe.sandbox.base import CommandResult, as_bytes
 
 __all__ = [
@@ -85,6 +85,8 @@ def exception_of(kind: str, message: str) -> Exception:
         return OSError(message)
     if kind in ("usage", "forbidden", "unauthorized"):
         return UsageError(message)
+    if kind == "gone":
+        return SandboxLostError(message)
     return SandboxTimeoutError(message) if kind == "sandbox_timeout" else SandboxError(message)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import SandboxError, UsageError
+from agentenv.errors import SandboxError, SandboxLostError, UsageError
 from agentenv_envs.swe.env import SWEEnv
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
 from agentenv_envs.swe.sandbox.service.client import RemoteBackend, service_urls, token_from_environment
@@ -193,7 +193,7 @@ def test_a_service_that_is_down_costs_its_own_sandboxes_and_no_others(serve: Cal
     lost, kept = (backend.acquire(SPEC) for _ in range(2))
     assert first.leases.count() == second.leases.count() == 1
     first.stop()
-    with pytest.raises(SandboxError):
+    with pytest.raises(SandboxLostError):
         lost.run("true")
     assert kept.run("echo fine").output == "fine\n"
     new = backend.acquire(SPEC)
@@ -211,7 +211,7 @@ def test_a_restarted_service_does_not_know_old_sandboxes_and_gives_new_ones(
     old = backend.acquire(SPEC)
     service.stop()
     again = serve(port=service.port)
-    with pytest.raises(SandboxError, match="there is none"):
+    with pytest.raises(SandboxLostError, match="there is none"):
         old.run("true")
     backend.release(old)
     new = backend.acquire(SPEC)

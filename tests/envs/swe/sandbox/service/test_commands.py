@@ -28,6 +28,7 @@ from agentenv_envs.swe.task import SWETask
         (["--token-file", "short"], "at least 16 characters"),
         (["--token-file", "good", "--max-sandboxes", "0"], "max_sandboxes=0: more than 0 is needed"),
         (["--token-file", "good", "--per-client", "-1"], "per_client=-1: more than 0 is needed"),
+        (["--token-file", "good", "--pull", "a b"], "--pull 'a b': not the name of an image"),
         (["--token-file", "good", "--port", "70000"], "--port 70000: 0 to 65535 is allowed"),
         (
             ["--token-file", "good", "--host", "203.0.113.1"],
