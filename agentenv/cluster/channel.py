@@ -13,8 +13,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from agentenv.cluster.mailbox import Handler, Mailbox, Message
@@ -88,7 +90,8 @@ class ActorChannel:
         self._listens = handler is not None
         self._loop = asyncio.get_running_loop()
         self._next_batch = 0
-        self._under_way: set[asyncio.Future[list[Message]]] = set()
+        self._under_way = 0
+        """Calls of the actor."""
         self._is_flushing = False
         self._is_closed = False
         self.num_calls = 0
@@ -114,7 +117,7 @@ class ActorChannel:
         self._is_flushing = False
         wants_answers = self._listens or self.mailbox.is_waiting_for_answers
         needed = self.mailbox.num_waiting or (wants_answers and not self._under_way)
-        if self._is_closed or not needed or len(self._under_way) >= _MOST_CALLS:
+        if self._is_closed or not needed or self._under_way >= _MOST_CALLS:
             return
         try:
             reference = self._actor.exchange.remote(self._next_batch, self.mailbox.take())
@@ -123,16 +126,19 @@ class ActorChannel:
             return
         self._next_batch += 1
         self.num_calls += 1
-        call = asyncio.wrap_future(reference.future(), loop=self._loop)
-        self._under_way.add(call)
-        call.add_done_callback(self._returned)
+        self._under_way += 1
+        reference.future().add_done_callback(self._hand_over)
 
-    def _returned(self, call: asyncio.Future[list[Message]]) -> None:
-        self._under_way.discard(call)
-        error = None if call.cancelled() else call.exception()
-        if self._is_closed or call.cancelled():
+    def _hand_over(self, call: Future[list[Message]]) -> None:
+        """In a thread of Ray's."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._returned, call)
+
+    def _returned(self, call: Future[list[Message]]) -> None:
+        self._under_way -= 1
+        if self._is_closed:
             return
-        if error is not None:
+        if (error := call.exception()) is not None:
             self._lose(error)
             return
         self.mailbox.deliver(call.result())
