@@ -73,8 +73,13 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {MARK: self._mark},
+                env=self.environment,
             )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For processes that belong to the run."""
+        return os.environ | {MARK: self._mark}
 
     @property
     def trainer(self) -> subprocess.Popen[bytes]:

@@ -52,7 +52,7 @@ def own_service() -> Iterator[RemoteBackend]:
         with log.open("w") as stream:
             process = subprocess.Popen([*command, "--token-file", str(tokens)], stderr=stream)
         try:
-            backend = RemoteBackend([_address(process, log)], token)
+            backend = RemoteBackend([address_of(process, log)], token)
             try:
                 yield backend
             finally:
@@ -62,7 +62,12 @@ def own_service() -> Iterator[RemoteBackend]:
             process.wait(90)
 
 
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+def address_of(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Where a service that has just been started listens.
+
+    Raises:
+        UsageError: it ends, or does not listen in time.
+    """
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         for line in log.read_text().splitlines():
