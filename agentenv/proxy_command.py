@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.cluster.services import resolve_urls
 from agentenv.errors import MissingExtraError, UsageError
 from agentenv.listening import listen
 
@@ -87,7 +88,11 @@ def _add_engine_options(parser: Any) -> None:
         choices=("transformers", "vllm", "vllm-in-process"),
         default="transformers",
     )
-    add("--vllm-url", "running vLLM servers of the model, several with commas between", metavar="URL")
+    add(
+        "--vllm-url",
+        "running vLLM servers of the model, several with commas between, or ray: those of a Ray cluster",
+        metavar="URL",
+    )
     add("--vllm-python", "Python that has vLLM, for the server started here", metavar="F")
     add("--vllm-args", "more arguments of that server; of vllm-in-process as JSON", metavar="ARGS")
     add("--vllm-devices", "GPUs of that server, as CUDA_VISIBLE_DEVICES has them", metavar="N,...")
@@ -118,7 +123,8 @@ def _vllm_options(args: argparse.Namespace) -> VLLMOptions | None:
         return None
     from agentenv.inference.vllm.opening import VLLMOptions, check_vllm
 
-    urls = tuple(url.strip() for url in (args.vllm_url or "").split(",") if url.strip())
+    given = resolve_urls(args.vllm_url or "", "engine")
+    urls = tuple(url.strip() for url in given.split(",") if url.strip())
     options = VLLMOptions(
         urls=urls,
         python=args.vllm_python,

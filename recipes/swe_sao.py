@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentenv.agents import AgentRunner
+from agentenv.cluster.services import resolve_urls
 from agentenv.errors import UsageError
 from agentenv_envs.swe.sandbox import open_backend, reap_in_background
 
@@ -100,7 +101,9 @@ class SWEArguments(RecipeArguments):
         "Where commands run. auto: Docker where an engine answers, else without isolation, said loudly.",
     )
     sandbox_url: str | None = setting(
-        None, "Take the sandboxes from a service, or several with commas between: docs/sandbox-service.md."
+        None,
+        "Take the sandboxes from a service, or several with commas between, or from those of a Ray cluster (ray): "
+        "docs/sandbox-service.md, docs/several-machines.md.",
     )
     allow_unisolated: bool = setting(False, "Run the code of a data set without isolation too.")
     agent: Literal["none", "mini-swe-agent", "openhands"] = setting(
@@ -176,10 +179,11 @@ def set_up(parsed: Parsed[SWEArguments, SAOConfig]) -> Setup:
     launcher = arguments.launcher()
     if arguments.env is not None:
         return other_environment(arguments, arguments.env)
-    sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url)
+    url = arguments.sandbox_url and resolve_urls(arguments.sandbox_url, "sandbox")
+    sandboxes = open_backend(arguments.sandbox, url=url)
     train: dict[str, Any] = {"sandbox": sandboxes.kind, "allow_unisolated": arguments.allow_unisolated}
-    if arguments.sandbox_url is not None:
-        train["sandbox_url"] = arguments.sandbox_url
+    if url is not None:
+        train["sandbox_url"] = url
     client = getattr(sandboxes.backend, "client", None)
     if arguments.dataset == "embedded":
         tasks = "Generated tasks that training never sees."

@@ -72,6 +72,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("view", "agentenv.viewer.command:add_parser", "look at the episodes of a run in a browser"),
     ),
     "machines": (
+        Command("cluster", "agentenv.cluster.commands:add_parser", "servers on the nodes of a Ray cluster"),
         Command(
             "completion",
             "agentenv.console.completion:add_parser",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
+from agentenv.cluster.services import resolve_urls
 from agentenv.errors import UsageError
 from agentenv.inference import Engine
 from agentenv.inference.adapters import AdaptedWeights
@@ -35,7 +36,8 @@ class EngineArguments:
     )
     vllm_url: str | None = setting(
         None,
-        "Running vLLM servers, such as http://127.0.0.1:8000, several with commas between: docs/engines.md.",
+        "Running vLLM servers, such as http://127.0.0.1:8000, several with commas between, or those of a Ray cluster "
+        "(ray): docs/engines.md, docs/several-machines.md.",
     )
     vllm_python: str | None = setting(
         None, "Python that has vLLM, for the server that is started here. Unset: the running one."
@@ -118,7 +120,7 @@ class EngineArguments:
 
     @property
     def _options(self) -> VLLMOptions:
-        urls = [url.strip() for url in (self.vllm_url or "").split(",")]
+        urls = [url.strip() for url in resolve_urls(self.vllm_url or "", "engine").split(",")]
         return VLLMOptions(
             urls=tuple(url for url in urls if url),
             python=self.vllm_python,

@@ -23,6 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.cluster.services import resolve_urls
 from agentenv.errors import SandboxError, SandboxLostError, SandboxTimeoutError, UsageError
 from agentenv_envs.swe.data import SWETask
 from agentenv_envs.swe.sandbox.base import CommandResult, OutputStream, Sandbox, SandboxSpec, as_bytes
@@ -46,12 +47,13 @@ WRITE_BYTES = 8 << 20
 
 
 def service_urls(text: str) -> tuple[str, ...]:
-    """URLs from a list with commas.
+    """URLs from a list with commas, or of the services on a Ray cluster ("ray").
 
     Raises:
         UsageError: it holds none.
     """
-    urls = tuple(dict.fromkeys(part.strip().rstrip("/") for part in text.split(",") if part.strip()))
+    parts = resolve_urls(text, "sandbox").split(",")
+    urls = tuple(dict.fromkeys(part.strip().rstrip("/") for part in parts if part.strip()))
     if not urls:
         raise UsageError(f"sandbox_url={text!r}: at least one URL is needed")
     return urls
