@@ -7,8 +7,10 @@ Invariants:
 
 * An episode stays with the engine that holds its prefix; a new one goes to the engine with the fewest requests.
 * No call waits longer than its deadline on an engine.
-* After :meth:`LLMProxy.update_weights` every engine has the version, or the call raised.
-* An engine that died is named by :attr:`LLMProxy.error`; requests to it raise ModelError.
+* An engine that is away or dead is out of service while others are in: its turns begin again at another, new ones go
+  there, and no episode fails. It is in service again once it has the newest weights.
+* After :meth:`LLMProxy.update_weights` every engine in service has the version, or the call raised.
+* The run has lost its engines when all have died: :attr:`LLMProxy.error` says of what; requests raise ModelError.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import AgentEnvError, EpisodeTimeoutError, ModelError, UsageError
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT_S = 10.0
+_MOST_MOVES = 3
+"""A turn that was at more engines as they went is one that kills them."""
 
 OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 
@@ -36,10 +41,12 @@ OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 class LLMProxy:
     """Several engines with the same weights behind the interface of one.
 
-    Besides the :class:`~agentenv.inference.protocol.Engine` protocol five optional attributes of an engine are used:
-    ``error`` (what it died of), ``release(episode_id)`` (the episode is over), ``updates_while_running`` (true if
-    ``update_weights`` needs no ``suspend`` around it), ``expect_requests(number)`` (make no step with fewer) and
-    ``servers`` (addresses to which another process may send prompts in its place).
+    Besides the :class:`~agentenv.inference.protocol.Engine` protocol these attributes of an engine are used, where it
+    has them: ``error`` (what it died of), ``watch(on_change)`` (it calls when it goes away, as ``is_away`` then says, and
+    when it is back with the newest weights; updates do not wait for it meanwhile), ``release(episode_id)`` (the
+    episode is over), ``updates_while_running`` (true if ``update_weights`` needs no ``suspend`` around it),
+    ``expect_requests(number)`` (make no step with fewer) and ``servers`` (addresses to which another process may send
+    prompts in its place).
 
     Args:
         engines: at least one. The proxy owns them: :meth:`close` closes them.
@@ -67,9 +74,20 @@ class LLMProxy:
         """Requests that were aborted while no engine had them."""
         self._added: dict[str, asyncio.Task[Generation]] = {}
         """Tasks of the requests in the background."""
+        self._to_move: set[str] = set()
+        """Requests that were aborted since their engine is away, and begin again at another."""
+        self._moving: set[asyncio.Task[None]] = set()
         self._suspended = False
         self.restarted_tokens = 0
-        """Tokens given up where an update restarted their turn."""
+        """Tokens given up where an update, or the loss of an engine, restarted their turn."""
+        self.engine_losses = 0
+        """How often an engine went away or died."""
+        self.moved_turns = 0
+        """Turns that began again at another engine."""
+        if len(self._engines) > 1:
+            for index, engine in enumerate(self._engines):
+                if (watch := getattr(engine, "watch", None)) is not None:
+                    watch(partial(self._look_at, index))
 
     @property
     def num_engines(self) -> int:
@@ -77,18 +95,23 @@ class LLMProxy:
         return len(self._engines)
 
     @property
+    def engines_in_service(self) -> int:
+        """Engines that get requests."""
+        return self._router.num_in
+
+    @property
     def version(self) -> int:
         """The oldest version in use."""
-        return min(engine.version for engine in self._engines)
+        serving = [engine for index, engine in enumerate(self._engines) if not self._router.is_out(index)]
+        return min(engine.version for engine in serving or self._engines)
 
     @property
     def error(self) -> BaseException | None:
-        """What the first dead engine died of; None while all live."""
-        for engine in self._engines:
-            error: BaseException | None = getattr(engine, "error", None)
-            if error is not None:
-                return error
-        return None
+        """What the first engine died of, once all are dead; None while one lives."""
+        for index in range(len(self._engines)):
+            self._look_at(index)
+        errors = [_error_of(engine) for engine in self._engines]
+        return errors[0] if all(error is not None for error in errors) else None
 
     @property
     def max_length(self) -> int | None:
@@ -130,15 +153,14 @@ class LLMProxy:
         if request.request_id in self._serving:
             raise UsageError(f"request id {request.request_id!r} is in use")
         time = asyncio.get_running_loop().time
-        index = self._router.begin(request.episode_id, request.affinity, time())
-        self._serving[request.request_id] = index
+        self._serving[request.request_id] = self._begin(request)
         try:
             if request.deadline is None:
-                return await self._sample(index, request)
+                return await self._sample(request)
             timeout = asyncio.timeout_at(request.deadline)
             try:
                 async with timeout:
-                    generation = await self._sample(index, request)
+                    generation = await self._sample(request)
             except TimeoutError as error:
                 if not timeout.expired():
                     raise
@@ -148,12 +170,9 @@ class LLMProxy:
                 raise _missed(request)
             return generation
         finally:
-            now = time()
-            self._router.end(index, now)
-            if not self._router.is_busy(index):
-                self._trace_busy(index, now)
-            del self._serving[request.request_id]
+            self._end(self._serving.pop(request.request_id))
             self._to_restart.discard(request.request_id)
+            self._to_move.discard(request.request_id)
             self._aborted.discard(request.request_id)
 
     def add(self, request: GenerationRequest, on_done: OnDone) -> None:
@@ -184,6 +203,7 @@ class LLMProxy:
     async def abort(self, request_id: str) -> None:
         """Make the request's ``generate`` return its partial tokens; unknown ids are ignored."""
         self._to_restart.discard(request_id)
+        self._to_move.discard(request_id)
         if request_id in self._serving or request_id in self._added:
             self._aborted.add(request_id)
         index = self._serving.get(request_id)
@@ -205,17 +225,19 @@ class LLMProxy:
     async def suspend(self) -> None:
         """Stop sampling everywhere until :meth:`resume`, updates of the weights in between included."""
         self._suspended = True
-        await asyncio.gather(*(engine.suspend() for engine in self._engines))
+        await asyncio.gather(*(engine.suspend() for engine in self._alive()))
 
     async def resume(self) -> None:
         """Go on sampling everywhere."""
-        await asyncio.gather(*(engine.resume() for engine in self._engines))
+        await asyncio.gather(*(engine.resume() for engine in self._alive()))
         self._suspended = False
 
     async def update_weights(
         self, weights: Mapping[str, Tensor], version: int, *, restart_turns: bool = False
     ) -> None:
         """Give all engines new weights, each suspended meanwhile if it has to be.
+
+        An engine that is away gets them when it is back; one that dies of them is out of service, while others live.
 
         Args:
             weights: as the engines take them.
@@ -232,21 +254,21 @@ class LLMProxy:
             if self._router.is_busy(index):
                 self._trace_busy(index, now)
         if not restart_turns:
-            await asyncio.gather(*(self._update(engine, weights, version) for engine in self._engines))
+            await self._update_all(weights, version)
             return
         self._updated.clear()
         try:
-            self._to_restart.update(self._serving.keys() - self._aborted)
+            self._to_restart.update(self._serving.keys() - self._aborted - self._to_move)
             await asyncio.gather(
                 *(self._engines[index].abort(name) for name, index in list(self._serving.items()))
             )
-            await asyncio.gather(*(self._update(engine, weights, version) for engine in self._engines))
+            await self._update_all(weights, version)
         finally:
             self._updated.set()
 
     async def close(self) -> None:
         """Close all engines; idempotent."""
-        for task in self._added.values():
+        for task in [*self._added.values(), *self._moving]:
             task.cancel()
         results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
         for result in results:
@@ -262,23 +284,105 @@ class LLMProxy:
                 total[name] = total.get(name, 0.0) + value
         return total
 
-    async def _sample(self, index: int, request: GenerationRequest) -> Generation:
-        """One turn, sampled again where an update restarts it."""
+    async def _sample(self, request: GenerationRequest) -> Generation:
+        """One turn, sampled again where an update restarts it, or where its engine goes away and another is there."""
+        name, moves = request.request_id, 0
         while True:
             if not self._updated.is_set():
                 await self._updated.wait()
-            if request.request_id in self._aborted:
+            if name in self._aborted:
                 return Generation([], [], [], "abort")
+            index = self._serving[name]
+            if self._router.is_out(index) and self._router.num_in:
+                moves += 1
+                if moves > _MOST_MOVES:
+                    raise ModelError(f"request {name!r} was at {moves} engines as they went")
+                self.moved_turns += 1
+                self._end(index)
+                index = self._serving[name] = self._begin(request)
             try:
                 generation = await self._engines[index].generate(request)
-            except AgentEnvError:
-                raise
             except Exception as error:
+                self._look_at(index)
+                if self._router.is_out(index) and self._router.num_in:
+                    logger.info("request %s begins again at another engine: %s", name, error)
+                    continue
+                if isinstance(error, AgentEnvError):
+                    raise
                 raise ModelError(f"engine {index} raised {type(error).__name__}: {error}") from error
-            if generation.finish_reason != "abort" or request.request_id not in self._to_restart:
+            again = name in self._to_restart or name in self._to_move
+            if generation.finish_reason != "abort" or not again:
                 return generation
-            self._to_restart.discard(request.request_id)
+            self._to_restart.discard(name)
+            self._to_move.discard(name)
             self.restarted_tokens += len(generation.token_ids)
+
+    def _begin(self, request: GenerationRequest) -> int:
+        now = asyncio.get_running_loop().time()
+        return self._router.begin(request.episode_id, request.affinity, now)
+
+    def _end(self, index: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._router.end(index, now)
+        if not self._router.is_busy(index):
+            self._trace_busy(index, now)
+
+    def _look_at(self, index: int) -> None:
+        """Take an engine out of service, or in again."""
+        engine = self._engines[index]
+        is_out = _error_of(engine) is not None or getattr(engine, "is_away", False)
+        if is_out == self._router.is_out(index):
+            return
+        if not is_out:
+            self._router.take_in(index)
+            logger.warning("engine %d is in service again", index)
+            for other in range(len(self._engines)):
+                if self._router.is_out(other):  # turns that waited there while no engine was in service
+                    self._move_turns(other)
+            return
+        self._router.take_out(index)
+        self.engine_losses += 1
+        if self._router.num_in:
+            logger.warning("engine %d is out of service: %d others go on", index, self._router.num_in)
+            self._move_turns(index)
+
+    def _move_turns(self, index: int) -> None:
+        """Have the turns that are at an engine come back, to begin again at another."""
+        names = [name for name, at in self._serving.items() if at == index and name not in self._aborted]
+        engine = self._engines[index]
+        if _error_of(engine) is not None or not names:
+            return  # it raises from their calls
+        self._to_move.update(names)
+        for name in names:
+            task = asyncio.create_task(engine.abort(name))
+            self._moving.add(task)
+            task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.info("a turn's abort at an engine that is away failed: %s", error)
+
+    def _alive(self) -> list[Engine]:
+        """Engines that have not died; all, where all have."""
+        return [engine for engine in self._engines if _error_of(engine) is None] or self._engines
+
+    async def _update_all(self, weights: Mapping[str, Tensor], version: int) -> None:
+        engines = self._alive()
+        results = await asyncio.gather(
+            *(self._update(engine, weights, version) for engine in engines), return_exceptions=True
+        )
+        failed = [
+            (engine, error)
+            for engine, error in zip(engines, results, strict=True)
+            if isinstance(error, BaseException)
+        ]
+        for engine, error in failed:
+            if _error_of(engine) is None or len(failed) == len(engines):
+                raise error
+            logger.warning("an engine did not take the weights of version %d: %s", version, error)
+        for index in range(len(self._engines)):
+            self._look_at(index)
 
     def _trace_busy(self, index: int, now: float) -> None:
         since = max(self._router.busy_since(index), self._traced_until[index])
@@ -300,6 +404,11 @@ class LLMProxy:
                 # An engine that stayed suspended would hold up every episode that lives with it.
                 await resuming
                 raise
+
+
+def _error_of(engine: Engine) -> BaseException | None:
+    error: BaseException | None = getattr(engine, "error", None)
+    return error
 
 
 def _missed(request: GenerationRequest) -> EpisodeTimeoutError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.buffer import SampleBuffer
 from agentenv.rollout.config import RolloutConfig
 from agentenv.trajectory import Trajectory
@@ -134,7 +135,7 @@ class StepMetrics:
         failure_rate: float,
         workers_replaced: int,
         slots_settling: int,
-        restarted_tokens: int,
+        proxy: LLMProxy,
     ) -> dict[str, float]:
         """The last batch's numbers with the present counts."""
         discarded, tokens = buffer.discarded, buffer.discarded_tokens
@@ -144,8 +145,11 @@ class StepMetrics:
             "workers_replaced": float(workers_replaced),
             "slots_settling": float(slots_settling),
             "tasks_given_up": float(buffer.tasks_given_up),
-            "wasted_tokens": float(sum(tokens.values()) + restarted_tokens),
-            "restarted_tokens": float(restarted_tokens),
+            "wasted_tokens": float(sum(tokens.values()) + proxy.restarted_tokens),
+            "restarted_tokens": float(proxy.restarted_tokens),
+            "engines_in_service": float(proxy.engines_in_service),
+            "engine_losses": float(proxy.engine_losses),
+            "moved_turns": float(proxy.moved_turns),
             "buffered": float(buffer.buffered),
             "running": float(buffer.running),
             "discarded": float(sum(discarded.values())),

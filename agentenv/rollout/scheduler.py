@@ -118,7 +118,7 @@ class EpisodeScheduler:
             failure_rate=self._failures.rate,
             workers_replaced=sum(manager.workers_made - 1 for manager in self._managers),
             slots_settling=self._player.num_settling,
-            restarted_tokens=self._proxy.restarted_tokens,
+            proxy=self._proxy,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ Invariants:
 * No request is at vLLM while its weights change; a token's version is the one that its request was sent under.
 * After an update the log-probs of a probe are those of the trainer's weights, or the engine is dead.
 * A vLLM that comes back is given the newest weights before any request.
+* Where others serve meanwhile (:meth:`VLLMEngine.watch`), an update does not wait for a vLLM that is away or does not
+  take its weights in time.
 * What a lost vLLM was sampling is sampled again, from the tokens that its turn had before.
 """
 
@@ -67,6 +69,7 @@ class VLLMEngine:
         max_requests: most requests at vLLM at a time, the others wait here; None: no limit.
         restart_timeout_s: how long a vLLM that has gone may stay away.
         hang_timeout_s: how long one may give no answer at all before it counts as gone.
+        update_timeout_s: how long one may take for new weights before it counts as gone, where others serve meanwhile.
         heartbeat_s: how often it is asked.
 
     Raises:
@@ -86,6 +89,7 @@ class VLLMEngine:
         max_requests: int | None = None,
         restart_timeout_s: float = 600.0,
         hang_timeout_s: float = 120.0,
+        update_timeout_s: float = 200.0,
         heartbeat_s: float = 1.0,
     ) -> None:
         if max_length is not None and max_length > backend.max_length:
@@ -97,6 +101,7 @@ class VLLMEngine:
             ("max_requests", max_requests),
             ("restart_timeout_s", restart_timeout_s),
             ("hang_timeout_s", hang_timeout_s),
+            ("update_timeout_s", update_timeout_s),
             ("heartbeat_s", heartbeat_s),
         ):
             if value is not None and not value > 0:
@@ -108,7 +113,8 @@ class VLLMEngine:
         self._eos = tuple(eos_token_ids)
         self._max_requests = max_requests
         self._restart_timeout_s, self._hang_timeout_s = restart_timeout_s, hang_timeout_s
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s, self._update_timeout_s = heartbeat_s, update_timeout_s
+        self._on_change: Callable[[], None] | None = None
         self._version = 0
         self._loaded: Publication | None = None
         """Weights that vLLM was given since it was last lost."""
@@ -136,6 +142,15 @@ class VLLMEngine:
     def version(self) -> int:
         """Version of the weights in use."""
         return self._version
+
+    @property
+    def is_away(self) -> bool:
+        """Its vLLM has gone, and is not back with the newest weights."""
+        return self._recovery is not None
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Others serve while this one is away: call when it goes, and when it is back or dead."""
+        self._on_change = on_change
 
     def stats(self) -> dict[str, float]:
         """Totals: requests to vLLM, their sampled and prompt tokens, turns interrupted by updates, lost vLLMs."""
@@ -201,16 +216,18 @@ class VLLMEngine:
                 )
             await self._weight_sync.publish(weights, version)
             self._loaded, self._is_updating = None, True
+            timeout = asyncio.timeout(self._update_timeout_s if self._on_change is not None else None)
             try:
                 self._counts["interrupted_turns"] += self._num_pieces
-                await self._end_pieces(self._turns.values())
-                while self._loaded is None:
-                    self._raise_if_dead()
-                    if self._recovery is not None:
-                        await asyncio.wait({self._recovery})
-                    else:
-                        await self._unless_lost(self._load)
+                async with timeout:
+                    await self._update()
             except BaseException as error:
+                if isinstance(error, TimeoutError) and timeout.expired():
+                    logger.warning(
+                        "%s did not take weights within %g s", self._backend.name, self._update_timeout_s
+                    )
+                    self._lose()
+                    return
                 # What vLLM holds now is unknown: half of the weights, or tokens of the wrong version.
                 self._die(
                     error if isinstance(error, ModelError) else ModelError(f"update_weights: {error!r}")
@@ -219,6 +236,18 @@ class VLLMEngine:
             finally:
                 self._is_updating = False
                 self._let_in()
+
+    async def _update(self) -> None:
+        """Load what was published last; not into a vLLM that is away, where others serve meanwhile."""
+        await self._end_pieces(self._turns.values())
+        while self._loaded is None:
+            self._raise_if_dead()
+            if self._recovery is None:
+                await self._unless_lost(self._load)
+            elif self._on_change is not None:
+                return
+            else:
+                await asyncio.wait({self._recovery})
 
     async def close(self) -> None:
         """End all requests with ModelError; idempotent."""
@@ -392,6 +421,7 @@ class VLLMEngine:
             self._loaded = None
             self._recovery = asyncio.create_task(self._recover())
             self._drop_pieces()
+            self._tell()
 
     async def _recover(self) -> None:
         loop = asyncio.get_running_loop()
@@ -415,6 +445,7 @@ class VLLMEngine:
         finally:
             self._recovery = None
             self._let_in()
+            self._tell()
 
     async def _keep_watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -437,6 +468,11 @@ class VLLMEngine:
             self.error = error
         self._drop_pieces()
         self._let_in()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_change is not None and not self._is_closed:
+            self._on_change()
 
     def _raise_if_dead(self) -> None:
         if self.error is not None:

@@ -117,12 +117,14 @@ def test_an_aborted_request_gives_its_partial_tokens() -> None:
     asyncio.run(work())
 
 
-def test_a_dead_engine_is_named() -> None:
-    dead, alive = RecordingModel(), RecordingModel()
-    proxy = LLMProxy([alive, dead])
+def test_the_engines_are_lost_when_the_last_one_has_died() -> None:
+    first, second = RecordingModel(), RecordingModel()
+    proxy = LLMProxy([first, second])
     assert proxy.error is None
-    dead.error = ModelError("out of memory")  # type: ignore[attr-defined]
-    assert str(proxy.error) == "out of memory"
+    second.error = ModelError("out of memory")  # type: ignore[attr-defined]
+    assert proxy.error is None and proxy.engines_in_service == 1
+    first.error = ModelError("killed")  # type: ignore[attr-defined]
+    assert str(proxy.error) == "killed" and proxy.engines_in_service == 0
 
 
 def test_close_closes_all_and_may_be_called_again() -> None:
