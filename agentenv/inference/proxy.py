@@ -41,9 +41,9 @@ OnDone = Callable[[GenerationRequest, Generation | BaseException], None]
 class LLMProxy:
     """Several engines with the same weights behind the interface of one.
 
-    Besides the :class:`~agentenv.inference.protocol.Engine` protocol these attributes of an engine are used, where it
-    has them: ``error`` (what it died of), ``watch(on_change)`` (it calls when it goes away, as ``is_away`` then says, and
-    when it is back with the newest weights; updates do not wait for it meanwhile), ``release(episode_id)`` (the
+    Besides the :class:`~agentenv.inference.protocol.Engine` protocol it uses these attributes of an engine, where there
+    are such: ``error`` (what it died of), ``watch(on_change)`` (it calls when it goes away, as ``is_away`` then says,
+    and when it is back with the newest weights; updates do not wait for it meanwhile), ``release(episode_id)`` (the
     episode is over), ``updates_while_running`` (true if ``update_weights`` needs no ``suspend`` around it),
     ``expect_requests(number)`` (make no step with fewer) and ``servers`` (addresses to which another process may send
     prompts in its place).
