@@ -48,23 +48,6 @@ class SlowEnv(DiceEnv):
         return super().step(action)
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    """A Ray cluster of three nodes, the first of which takes no actors."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    memory = 80 * 2**20
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": memory})
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=4, object_store_memory=memory)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
 @contextmanager
 def _controller(
     nodes: Any, env_fn: Callable[[], BaseEnv], proxy: LLMProxy, *, tokenizer: Any = None, **settings: Any
