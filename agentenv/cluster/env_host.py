@@ -23,7 +23,7 @@ from agentenv.cluster.channel import ActorEnd
 from agentenv.cluster.connection import NodeFacts, node_facts
 from agentenv.cluster.mailbox import Message
 from agentenv.errors import EnvError
-from agentenv.rollout.workers.base import EnvWorker, make_worker, worker_kind
+from agentenv.rollout.workers.base import EnvWorker, WorkerKind, make_worker
 from agentenv.rollout.workers.contract import ResetResult, StepResult
 from agentenv.rollout.workers.env_payload import EnvPayload
 from agentenv.rollout.workers.wire import json_able
@@ -44,7 +44,6 @@ class EnvHost:
     def __init__(self, given: Mapping[str, Any]) -> None:
         adopt_surroundings(given)
         self._end = ActorEnd(self._answer)
-        self._env_fns: dict[bytes, Any] = {}
         self._workers: dict[int, EnvWorker] = {}
         self._in_processes: set[int] = set()
         """Workers whose results are plain data already."""
@@ -65,15 +64,11 @@ class EnvHost:
         return await self._close(*arguments)
 
     async def _reset(
-        self, number: int, name: str, payload: EnvPayload, seed: int, left_s: float
+        self, number: int, name: str, kind: WorkerKind, payload: EnvPayload, seed: int, left_s: float
     ) -> tuple[ResetResult, int | None]:
         worker = self._workers.get(number)
         if worker is None:
-            env_fn = self._env_fns.get(payload.env_fn)
-            if env_fn is None:
-                env_fn = self._env_fns[payload.env_fn] = payload.load()
-            kind = worker_kind(env_fn)
-            worker = self._workers[number] = make_worker(kind, env_fn, name)
+            worker = self._workers[number] = make_worker(kind, payload, name)
             if kind == "process":
                 self._in_processes.add(number)
         observation, info = await worker.reset(seed, asyncio.get_running_loop().time() + left_s)

@@ -25,7 +25,7 @@ from agentenv.cluster.mailbox import Handler
 from agentenv.cluster.placement import NODE_LOST, Placement
 from agentenv.errors import AgentEnvError, EnvError, UsageError
 
-__all__ = ["Host", "HostPool", "end_all", "hosts"]
+__all__ = ["Host", "HostPool", "end_all", "hosts", "pools"]
 
 logger = logging.getLogger(__name__)
 
@@ -256,9 +256,13 @@ _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[HostPool]] = WeakKe
 
 def hosts(placement: Placement) -> HostPool:
     """The running loop's actors that hold environments by a placement."""
-    pools = _of_loops.get(asyncio.get_running_loop(), [])
-    known = [pool for pool in pools if pool.actor_class is EnvHost and pool.placement == placement]
+    known = [pool for pool in pools() if pool.actor_class is EnvHost and pool.placement == placement]
     return known[0] if known else HostPool(placement, EnvHost, (surroundings(),))
+
+
+def pools() -> list[HostPool]:
+    """Of the running loop."""
+    return list(_of_loops.get(asyncio.get_running_loop(), []))
 
 
 def end_all() -> None:

@@ -30,6 +30,7 @@ from agentenv.inference.vllm.server import ServerBackend
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.workers import WorkerKind
 from agentenv.rollout.workers.env_payload import EnvPayload
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ShardHost:
         self,
         number: int,
         name: str,
+        kind: WorkerKind,
         payload: EnvPayload,
         sampling: SamplingParams | None,
         episode: Mapping[str, Any],
@@ -94,8 +96,9 @@ class ShardHost:
         """An episode's trajectory, or the stage that it failed in and why; and the slot's workers so far."""
         slot = self._slots.get(number)
         if slot is None:
+            config = replace(self._config, worker=kind)
             slot = self._slots[number] = EnvManager(
-                name, payload.load(), self._proxy, self._tokenizer, self._config, sampling=sampling
+                name, payload, self._proxy, self._tokenizer, config, sampling=sampling
             )
         self._playing[number] = asyncio.current_task()
         try:

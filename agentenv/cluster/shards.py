@@ -34,7 +34,7 @@ from agentenv.inference.protocol import DistantPrompt, Generation, GenerationReq
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError
-from agentenv.rollout.workers import env_payload
+from agentenv.rollout.workers import env_payload, worker_kind
 from agentenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class ShardSlot:
         """Tokens that the policy sampled in the present or last episode."""
         self.request_id: str | None = None
         """Of the turn that is being sampled."""
-        self._payload = env_payload.pack(env_fn)
+        self._kind, self._payload = worker_kind(env_fn), env_payload.pack(env_fn)
         self._shards, self._sampling = shards, sampling
         self._number = -1
         self.workers_made = 1
@@ -172,7 +172,7 @@ class ShardSlot:
         try:
             async with asyncio.timeout(limit_s):
                 trajectory, stage, cause, workers = await host.channel.mailbox.call(
-                    "play", self._number, self.name, self._payload, self._sampling, episode
+                    "play", self._number, self.name, self._kind, self._payload, self._sampling, episode
                 )
         except TimeoutError as error:
             self._leave()

@@ -26,6 +26,7 @@ from agentenv.rollout.barrier import TurnBarrier
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
 from agentenv.rollout.workers import EnvFn, EnvWorker, make_worker, worker_kind
+from agentenv.rollout.workers.env_payload import EnvPayload
 from agentenv.rollout.workers.wire import json_able
 from agentenv.trace import slot_track
 from agentenv.trajectory import Trajectory
@@ -66,7 +67,8 @@ class EnvManager:
 
     Args:
         name: of the slot, for logs.
-        env_fn: makes an environment; called in the slot's worker when first needed and after each failure.
+        env_fn: makes an environment; called in the slot's worker when first needed and after each failure. Packed by
+            another process it needs ``config.worker`` to say where.
         proxy: where turns come from.
         tokenizer: with a chat template.
         config: limits and deadlines.
@@ -78,7 +80,7 @@ class EnvManager:
     def __init__(
         self,
         name: str,
-        env_fn: EnvFn,
+        env_fn: EnvFn | EnvPayload,
         proxy: LLMProxy,
         tokenizer: Tokenizer,
         config: RolloutConfig,

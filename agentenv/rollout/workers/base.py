@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import agentenv
 from agentenv import registration
 from agentenv.errors import UsageError
 from agentenv.rollout.workers.contract import ResetResult, StepResult, TextEnv
+from agentenv.rollout.workers.env_payload import EnvPayload
 from agentenv.rollout.workers.inline import InlineWorker
 from agentenv.rollout.workers.thread import ThreadWorker
 
@@ -75,7 +76,7 @@ class EnvWorker(Protocol):
         ...
 
 
-def worker_kind(env_fn: EnvFn, configured: Literal["auto"] | WorkerKind = "auto") -> WorkerKind:
+def worker_kind(env_fn: EnvFn | EnvPayload, configured: Literal["auto"] | WorkerKind = "auto") -> WorkerKind:
     """Where the environments of ``env_fn`` run.
 
     Args:
@@ -103,18 +104,27 @@ def worker_kind(env_fn: EnvFn, configured: Literal["auto"] | WorkerKind = "auto"
     return kind
 
 
-def make_worker(kind: WorkerKind, env_fn: EnvFn, name: str, placement: Placement | None = None) -> EnvWorker:
+def make_worker(
+    kind: WorkerKind, env_fn: EnvFn | EnvPayload, name: str, placement: Placement | None = None
+) -> EnvWorker:
     """A worker of that kind; its environment is made at the first reset.
 
     Args:
         kind: from :func:`worker_kind`.
-        env_fn: makes the environment; for "process" and "ray" it must be picklable.
+        env_fn: makes the environment; for "process" and "ray" it must be picklable. Packed by another process it serves
+            all kinds but "ray"; its modules are then imported here only where it is not for a process.
         name: for logs, and of the thread or process.
         placement: for "ray".
 
     Raises:
         UsageError: ``env_fn`` can't be pickled, or there is no such cluster or node.
     """
+    if isinstance(env_fn, EnvPayload):
+        if kind == "process":
+            from agentenv.rollout.workers.process import ProcessWorker
+
+            return ProcessWorker(env_fn, name)
+        env_fn = cast("EnvFn", env_fn.load())
     if kind == "inline":
         return InlineWorker(env_fn, name)
     if kind == "thread":

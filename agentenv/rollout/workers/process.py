@@ -30,6 +30,7 @@ from typing import Any, cast
 from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, UsageError
 from agentenv.rollout.workers import env_payload, fork_server
 from agentenv.rollout.workers.contract import ResetResult, StepResult, TextEnv
+from agentenv.rollout.workers.env_payload import EnvPayload
 from agentenv.rollout.workers.process_main import RECORD
 from agentenv.rollout.workers.wire import FrameReader, decode, encode, error_from_wire, framed
 
@@ -50,7 +51,7 @@ class ProcessWorker:
     """One environment and its process; both are made at the first call.
 
     Args:
-        env_fn: makes the environment, in the process; pickled.
+        env_fn: makes the environment, in the process; pickled, or packed already by another process.
         name: for logs; the process has it as the variable ``AGENTENV_WORKER``.
 
     Raises:
@@ -58,14 +59,14 @@ class ProcessWorker:
             another worker's process.
     """
 
-    def __init__(self, env_fn: Callable[[], TextEnv], name: str) -> None:
+    def __init__(self, env_fn: Callable[[], TextEnv] | EnvPayload, name: str) -> None:
         if env_payload.importing_main:
             raise UsageError(
                 "the main script, imported in a process because it defines env_fn, starts rollouts itself; put what "
                 "shall only run in the main process under `if __name__ == '__main__':`"
             )
         self.name = name
-        self._payload = env_payload.pack(env_fn)
+        self._payload = env_fn if isinstance(env_fn, EnvPayload) else env_payload.pack(env_fn)
         self._server: fork_server.ForkServer | None = fork_server.acquire(self._payload.imports)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: socket.socket | None = None

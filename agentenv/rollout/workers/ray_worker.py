@@ -22,6 +22,7 @@ from agentenv.cluster.host_pool import Host, HostPool, hosts
 from agentenv.cluster.placement import Placement
 from agentenv.errors import EnvError, EpisodeTimeoutError
 from agentenv.rollout.workers import env_payload
+from agentenv.rollout.workers.base import worker_kind
 from agentenv.rollout.workers.contract import ResetResult, StepResult, TextEnv
 
 __all__ = ["RayWorker"]
@@ -43,7 +44,7 @@ class RayWorker:
 
     def __init__(self, env_fn: Callable[[], TextEnv], name: str, placement: Placement) -> None:
         self.name = name
-        self._payload = env_payload.pack(env_fn)
+        self._kind, self._payload = worker_kind(env_fn), env_payload.pack(env_fn)
         placement.check_once()
         self._placement = placement
         self._number = -1
@@ -77,9 +78,8 @@ class RayWorker:
             self._pool = hosts(self._placement)
             self._host = await self._pool.place(deadline)
             self._number = next(_numbers)
-        answer = await self._ask(
-            "reset", deadline, self._number, f"{self.name}-on-{self._host.facts.host}", self._payload, seed
-        )
+        name = f"{self.name}-on-{self._host.facts.host}"
+        answer = await self._ask("reset", deadline, self._number, name, self._kind, self._payload, seed)
         result, self._max_turns = answer
         return cast("ResetResult", result)
 
