@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, cast
 
@@ -300,7 +301,7 @@ class Conversation:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         # Cleaning up would change the white space of an action, which may be code.
-        body = [token for token in token_ids if token not in self._stop_ids]
+        body = list(itertools.filterfalse(self._stop_ids.__contains__, token_ids))
         return cast(
             str, self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )

@@ -62,6 +62,8 @@ class FailurePolicy:
         window = max(config.failure_window, self._least)
         self._outcomes: deque[tuple[str, str, str] | None] = deque(maxlen=window)
         """Reason, example and slot of each failure; None for a success."""
+        self._num_failures = 0
+        """Among them: with a window as large as the slots are many, nobody could count them at each failure."""
         self._failing: set[str] = set()
         """Slots whose last episode failed."""
         self._good_episode_s = 0.0
@@ -91,12 +93,11 @@ class FailurePolicy:
     @property
     def rate(self) -> float:
         """Share of failures in the window, 0 without episodes."""
-        failures = sum(outcome is not None for outcome in self._outcomes)
-        return failures / len(self._outcomes) if self._outcomes else 0.0
+        return self._num_failures / len(self._outcomes) if self._outcomes else 0.0
 
     def success(self, duration_s: float, *, slot: str) -> None:
         """An episode of the slot ended with a sample."""
-        self._outcomes.append(None)
+        self._note(None)
         weight = 0.1 if self._good_episode_s else 1.0
         self._good_episode_s += weight * (duration_s - self._good_episode_s)
         self._failing.discard(slot)
@@ -121,7 +122,7 @@ class FailurePolicy:
         self._failing.add(slot)
         if reason.endswith(_LOST) and not failed_before:
             return None
-        self._outcomes.append((reason, example, slot))
+        self._note((reason, example, slot))
         if len(self._outcomes) < self._least or self._limit >= 1.0 or self.rate <= self._limit:
             return None
         failures = [outcome for outcome in self._outcomes if outcome is not None]
@@ -135,3 +136,9 @@ class FailurePolicy:
             f"{len(failures)} of the last {len(self._outcomes)} episodes failed (allowed share {self._limit:g}); "
             f"{times} of them with {dominant}, for example: {last}"
         )
+
+    def _note(self, outcome: tuple[str, str, str] | None) -> None:
+        if len(self._outcomes) == self._outcomes.maxlen:
+            self._num_failures -= self._outcomes[0] is not None
+        self._outcomes.append(outcome)
+        self._num_failures += outcome is not None

@@ -214,3 +214,16 @@ def test_many_episodes_lost_at_once_stop_no_run_but_losses_again_and_again_do() 
         for slot in range(16)
     ]
     assert stops[-1] is not None and "16 of the last 16 episodes failed" in stops[-1]
+
+
+def test_the_failure_rate_is_that_of_the_last_window() -> None:
+    policy = FailurePolicy(RolloutConfig(batch_size=4, num_envs=4, failure_window=16, max_failure_rate=1.0))
+    rng, outcomes = random.Random(0), []
+    for _ in range(100):
+        outcomes.append(rng.random() < 0.3)
+        if outcomes[-1]:
+            policy.failure("step_EnvError", "it broke", slot="slot-0")
+        else:
+            policy.success(1.0, slot="slot-0")
+        window = outcomes[-16:]
+        assert policy.rate == sum(window) / len(window)
