@@ -52,7 +52,14 @@ def add_parser(subparsers: Any) -> None:
         "--model",
         help=f"a model's folder, or a size: {', '.join(MODELS)} (default: all sizes; with --gpus 7B)",
     )
-    parser.add_argument("--gpus", type=int, metavar="N", help="of the machine")
+    parser.add_argument("--gpus", type=int, metavar="N", help="of the machine, or of each")
+    parser.add_argument(
+        "--machines",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of several, each trains or samples as a whole (default: %(default)s)",
+    )
     parser.add_argument(
         "--gpu-gib", type=float, default=80.0, metavar="GIB", help="of each (default: %(default)g)"
     )
@@ -103,12 +110,13 @@ def run(args: argparse.Namespace) -> int:
     redundancy = _redundancy(args)
     if args.gpus is not None:
         ((_, work),) = works.items()
-        split = best_split(work, args.gpus, args.gpu_gib, times)
-        commands = _commands(work, split)
+        split = best_split(work, args.gpus, args.gpu_gib, times, machines=args.machines)
+        commands = _commands(work, split) if args.machines == 1 else _commands_of_machines(work, split, args)
         result |= {"split": dataclasses.asdict(split), "commands": commands}
-        lines += ["", *_split_lines(work, split, args.gpus, args.gpu_gib), "", *commands]
+        gpus = args.gpus * args.machines
+        lines += ["", *_split_lines(work, split, gpus, args.gpu_gib), "", *commands]
         if times is not None:
-            result["asynchrony"] = by_alpha = _by_alpha(work, args.gpus, args.gpu_gib, times)
+            result["asynchrony"] = by_alpha = _by_alpha(work, args, times)
             lines += ["", *_alpha_lines(by_alpha)]
     if redundancy is not None:
         result["redundancy"] = dataclasses.asdict(redundancy)
@@ -192,7 +200,7 @@ def _split_lines(work: Workload, split: Split, gpus: int, gpu_gib: float) -> lis
     return lines
 
 
-def _commands(work: Workload, split: Split) -> list[str]:
+def _recipe(work: Workload) -> str:
     name = work.shape.name
     recipe = f"recipes/swe_sao.py --model {name} --num_envs {work.num_envs} --max_tokens_per_episode {work.context}"
     if work.precision != "float32":
@@ -201,7 +209,26 @@ def _commands(work: Workload, split: Split) -> list[str]:
         recipe += " --use_peft true --critic_use_peft true"
     if work.reference:
         recipe += " --beta 0.001"
-    width = f"--tensor-parallel-size {split.tensor_parallel}" if split.tensor_parallel > 1 else ""
+    return recipe
+
+
+def _server(work: Workload, split: Split, place: int, port: int, *, host: str | None = None) -> str:
+    """The command of an engine on the GPUs from ``place`` on."""
+    devices = _join(str(place + number) for number in range(split.tensor_parallel))
+    # So that adapters are sent alone; 16 is the recipes' --lora_r.
+    allow = " VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if work.lora else ""
+    adapters = "--enable-lora --max-lora-rank 16 " if work.lora else ""
+    width = f"--tensor-parallel-size {split.tensor_parallel} " if split.tensor_parallel > 1 else ""
+    listen = f"--host {host} " if host else ""
+    return (
+        f"CUDA_VISIBLE_DEVICES={devices} VLLM_SERVER_DEV_MODE=1{allow} python -m vllm.entrypoints.openai.api_server "
+        f"--model {work.shape.name} --dtype {work.precision} --max-model-len {work.context} "
+        f"--logprobs-mode processed_logprobs --generation-config vllm {width}{adapters}{listen}--port {port} &"
+    )
+
+
+def _commands(work: Workload, split: Split) -> list[str]:
+    recipe = _recipe(work)
     if split.shared:
         share = (split.engine_bytes) / split.trainer_bytes * 0.9
         return [f"python {recipe} --engine vllm --vllm_args '--gpu-memory-utilization {share:.2f}'"]
@@ -210,35 +237,52 @@ def _commands(work: Workload, split: Split) -> list[str]:
     if split.trainer_gpus > 1:
         launch = f"accelerate launch --config_file fsdp2.yaml --num_processes {split.trainer_gpus}"
     first = split.trainer_gpus
-    places = [
-        ",".join(
-            str(first + number * split.tensor_parallel + place) for place in range(split.tensor_parallel)
-        )
-        for number in range(split.engines)
-    ]
     if split.engines == 1:
-        more = f" --vllm_args '{width}'" if width else ""
+        devices = _join(str(first + number) for number in range(split.tensor_parallel))
+        wide = split.tensor_parallel > 1
+        more = f" --vllm_args '--tensor-parallel-size {split.tensor_parallel}'" if wide else ""
         return [
-            f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_devices {places[0]}{more}"
+            f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_devices {devices}{more}"
         ]
-    # So that adapters are sent alone; 16 is the recipes' --lora_r.
-    allow = " VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if work.lora else ""
-    adapters = "--enable-lora --max-lora-rank 16 " if work.lora else ""
     servers = [
-        f"CUDA_VISIBLE_DEVICES={place} VLLM_SERVER_DEV_MODE=1{allow} python -m vllm.entrypoints.openai.api_server "
-        f"--model {name} --dtype {work.precision} --max-model-len {work.context} "
-        f"--logprobs-mode processed_logprobs --generation-config vllm {width + ' ' if width else ''}{adapters}"
-        f"--port {8001 + number} &"
-        for number, place in enumerate(places)
+        _server(work, split, first + number * split.tensor_parallel, 8001 + number)
+        for number in range(split.engines)
     ]
     urls = _join(f"http://127.0.0.1:{8001 + number}" for number in range(split.engines))
     return [*servers, f"CUDA_VISIBLE_DEVICES={trainers} {launch} {recipe} --engine vllm --vllm_url {urls}"]
 
 
-def _by_alpha(work: Workload, gpus: int, gpu_gib: float, times: StepTimes) -> list[dict[str, Any]]:
+def _commands_of_machines(work: Workload, split: Split, args: argparse.Namespace) -> list[str]:
+    """Each machine's, under its name; SHARED is a folder that all of them mount."""
+    trainers = split.trainer_gpus // args.gpus
+    hosts = [f"HOST{number}" for number in range(1, args.machines + 1)]
+    ports = [8001 + number for number in range(args.gpus // split.tensor_parallel)]
+    urls = _join(f"http://{host}:{port}" for host in hosts[trainers:] for port in ports)
+    tail = (
+        f"{_recipe(work)} --engine vllm --vllm_url {urls} --weight_transfer filesystem --weight_folder SHARED/weights "
+        "--output_dir SHARED/run"
+    )
+    launch = "python"
+    if split.trainer_gpus > 1:
+        launch = f"accelerate launch --config_file fsdp2.yaml --num_processes {split.trainer_gpus}"
+    lines: list[str] = []
+    for host in hosts[trainers:]:
+        lines.append(f"# {host}")
+        lines += [
+            _server(work, split, number * split.tensor_parallel, port, host=host)
+            for number, port in enumerate(ports)
+        ]
+    for rank, host in enumerate(hosts[:trainers]):
+        meeting = f" --num_machines {trainers} --machine_rank {rank} --main_process_ip HOST1 --main_process_port 29500"
+        lines += [f"# {host}", f"{launch}{meeting if trainers > 1 else ''} {tail}"]
+    return lines
+
+
+def _by_alpha(work: Workload, args: argparse.Namespace, times: StepTimes) -> list[dict[str, Any]]:
     rows = []
     for alpha in sorted({*_ALPHAS, times.asynchrony}):
-        split = best_split(work, gpus, gpu_gib, dataclasses.replace(times, asynchrony=alpha))
+        times = dataclasses.replace(times, asynchrony=alpha)
+        split = best_split(work, args.gpus, args.gpu_gib, times, machines=args.machines)
         rows.append({"asynchrony": alpha, "trainer_gpus": split.trainer_gpus, "step_s": split.step_s})
     return rows
 

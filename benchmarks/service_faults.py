@@ -295,6 +295,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "weights_left": len(set(SHARED_MEMORY.glob("agentenv-weights-*")) - weights_before),
         **read_run(run.folder, args.steps, args.batch_size),
         **rewards(run.folder),
+        **{
+            name: read_lines(run.folder / "metrics.jsonl")[-1][name]
+            for name in ("engine_losses", "moved_turns")
+        },
     }
 
 
@@ -341,7 +345,11 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
         Bar("folders of weights left in shared memory", figures["weights_left"], "==", 0),
     ]
     if engine is not None:
-        bars.append(Bar("requests at the engine when it was killed", engine["requests_at_it"], ">=", 1))
+        bars += [
+            Bar("requests at the engine when it was killed", engine["requests_at_it"], ">=", 1),
+            Bar("engines that the run counts as lost", figures["engine_losses"], "==", 1),
+            Bar("turns that went on at the other engine", figures["moved_turns"], ">=", 1),
+        ]
     return bars
 
 

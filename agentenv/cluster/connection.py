@@ -75,7 +75,7 @@ def connect(address: str) -> Any:
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            raise UsageError(f"ray_address={address!r}: {_first_line(error)}; {_ADVICE}") from error
+            raise UsageError(f"ray_address={address!r}: {_first_line(error)}; {_ADVICE}{_TOKEN}") from error
     return ray
 
 
@@ -83,6 +83,8 @@ _ADVICE = (
     'it must be HOST:PORT of a cluster that `ray start --head` began, "auto" on one of its nodes, or "local" for one '
     "of this machine alone"
 )
+_TOKEN = "; where the cluster asks for a token, RAY_AUTH_MODE=token is needed here"
+"""Ray uses the token of its own accord only where it finds the cluster by itself."""
 
 
 def _check_address(address: str) -> None:

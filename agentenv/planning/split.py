@@ -1,5 +1,6 @@
-"""How many of a machine's GPUs train, and how many sample.
+"""How many GPUs of a machine, or of several, train, and how many sample.
 
+* Of several machines, each trains or samples as a whole, and an engine's GPUs are on one.
 * Memory decides which splits there are: the trainer's states are shared out by FSDP2, an engine is spread over 1, 2, 4
   or 8 GPUs (tensor parallel) and there are as many engines as fit in the rest.
 * Proposition 2 of ROLL Flash decides among them, where times are known: a step takes at most
@@ -127,33 +128,51 @@ class Split:
         return self.engines * self.tensor_parallel
 
 
-def splits(work: Workload, gpus: int, gpu_gib: float, times: StepTimes | None = None) -> list[Split]:
+def splits(
+    work: Workload, gpus: int, gpu_gib: float, times: StepTimes | None = None, *, machines: int = 1
+) -> list[Split]:
     """All splits that fit, by the number of GPUs that train.
+
+    Args:
+        work: what is trained.
+        gpus: of each machine.
+        gpu_gib: of each GPU.
+        times: measured; None: unknown.
+        machines: how many; of several, each trains or samples as a whole.
 
     Raises:
         UsageError: a size is out of range.
     """
+    if machines < 1:
+        raise UsageError(f"--machines is {machines}, must be at least 1")
     if gpus < 1:
         raise UsageError(f"--gpus is {gpus}, must be at least 1")
     if not 0.0 < gpu_gib < float("inf"):
         raise UsageError(f"--gpu-gib is {gpu_gib}, must be above 0")
     budget = int(gpu_gib * GIB * USABLE)
-    return list(_shared(work, budget, times) if gpus == 1 else _apart(work, gpus, budget, times))
+    if gpus * machines == 1:
+        return list(_shared(work, budget, times))
+    return list(_apart(work, gpus, budget, times, machines))
 
 
-def best_split(work: Workload, gpus: int, gpu_gib: float, times: StepTimes | None = None) -> Split:
+def best_split(
+    work: Workload, gpus: int, gpu_gib: float, times: StepTimes | None = None, *, machines: int = 1
+) -> Split:
     """The fastest split where times are known, else the one in which the fewest GPUs train.
+
+    Args:
+        work, gpus, gpu_gib, times, machines: as of :func:`splits`.
 
     Raises:
         UsageError: none fits.
     """
-    found = splits(work, gpus, gpu_gib, times)
+    found = splits(work, gpus, gpu_gib, times, machines=machines)
     if not found:
         memory = work.memory
         need = (memory.states + memory.engine) / GIB
         raise UsageError(
-            f"{work.shape.name} in {work.precision} does not fit {gpus} x {gpu_gib:g} GiB: trainer and one engine "
-            f"alone hold {need:,.0f} GiB; more GPUs, --dtype bfloat16, --lora, or a shorter --context"
+            f"{work.shape.name} in {work.precision} does not fit {gpus * machines} x {gpu_gib:g} GiB: trainer and one "
+            f"engine alone hold {need:,.0f} GiB; more GPUs, --dtype bfloat16, --lora, or a shorter --context"
         )
     return min(found, key=lambda split: (split.step_s or 0.0, split.trainer_gpus))
 
@@ -171,14 +190,18 @@ def _shared(work: Workload, budget: int, times: StepTimes | None) -> Iterator[Sp
     yield Split(1, 1, 1, True, trainer + engine, engine, tokens, seconds)
 
 
-def _apart(work: Workload, gpus: int, budget: int, times: StepTimes | None) -> Iterator[Split]:
+def _apart(work: Workload, gpus: int, budget: int, times: StepTimes | None, machines: int) -> Iterator[Split]:
     memory, per_token = work.memory, work.shape.kv_bytes(work.precision)
-    for trainer_gpus in range(1, gpus):
+    each = gpus if machines > 1 else 1
+    for trainer_gpus in range(each, gpus * machines, each):
         trainer = -(-memory.states // trainer_gpus) + memory.activations
         if trainer > budget:
             continue
         for width in _TENSOR_PARALLEL:
-            engines = (gpus - trainer_gpus) // width
+            if machines > 1:  # an engine stays on one
+                engines = (machines - trainer_gpus // gpus) * (gpus // width)
+            else:
+                engines = (gpus - trainer_gpus) // width
             free = width * (budget - _ENGINE_OVERHEAD) - memory.engine
             room = free // per_token  # tokens of one engine
             if engines < 1 or room < work.context or work.shape.kv_heads % width:

@@ -41,6 +41,8 @@ def figures(**changes: Any) -> dict[str, Any]:
     return {
         **dict.fromkeys(names, 0),
         "heldout": 4,
+        "engine_losses": 1,
+        "moved_turns": 1,
         "service": {"leases": 2, "leases_again": 1},
         "engine": {"requests_at_it": 1.0},
         "episodes": {"discarded": {"step_SandboxLostError": 1, "reset_SandboxLostError": 1}},
@@ -64,6 +66,7 @@ def figures(**changes: Any) -> dict[str, Any]:
             ["leases of the service when it was killed", "leases of the service after it came back"],
         ),
         ({"containers_left": 1}, ["containers left"]),
+        ({"engine_losses": 0}, ["engines that the run counts as lost"]),
     ],
 )
 def test_each_bar_can_be_missed(script: ModuleType, changes: dict[str, Any], missed: list[str]) -> None:

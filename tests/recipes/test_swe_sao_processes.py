@@ -3,14 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
-LAUNCHER = ("-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no")
-LAUNCHER = (*LAUNCHER, "--dynamo_backend", "no", "--main_process_port", "0")
+LAUNCHER = ("-m", "accelerate.commands.launch", "--mixed_precision", "no", "--dynamo_backend", "no")
+ONE_MACHINE = ("--num_machines", "1", "--main_process_port", "0")
 SIZE = {
     "max_steps": 4,
     "num_envs": 4,
@@ -34,11 +35,11 @@ def launch(tmp_path, vowels, tiny_policy, repository):
     """Start the recipe in some processes, in a folder of its own."""
     started = []
 
-    def start(output_dir, *more, processes=2, resume=False, **environment):
+    def start(output_dir, *more, processes=2, resume=False, where=ONE_MACHINE, **environment):
         batch = {"per_device_train_batch_size": 4 // processes, "gradient_accumulation_steps": 1}
         sizes = [item for name, value in {**SIZE, **batch}.items() for item in (f"--{name}", str(value))]
         arguments = ["--resume"] if resume else ["--env", "vowels.py", "--model", str(tiny_policy), *sizes]
-        how = (*LAUNCHER, "--multi_gpu", "--num_processes", str(processes)) if processes > 1 else ()
+        how = (*LAUNCHER, *where, "--multi_gpu", "--num_processes", str(processes)) if processes > 1 else ()
         recipe = str(repository / "recipes" / "swe_sao.py")
         process = subprocess.Popen(
             [sys.executable, *how, recipe, "--output_dir", output_dir, *arguments, *more],
@@ -66,24 +67,40 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_two_processes_leave_what_one_leaves(launch, tmp_path):
+def assert_same_runs(one, two):
+    """Folders of two runs."""
+    mine, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (one, two))
+    assert theirs["status"] == "finished"
+    assert (theirs["before"], theirs["episodes"]) == (mine["before"], mine["episodes"])
+    for mine, theirs in zip(lines(one / "metrics.jsonl"), lines(two / "metrics.jsonl"), strict=True):
+        for name in ("step", "reward", "loss", "critic_loss", "policy_grad_norm", "value_mean"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), (mine["step"], name)
+
+
+def test_two_processes_and_two_machines_leave_what_one_process_leaves(launch, tmp_path):
     for name, processes in (("one", 1), ("two", 2)):
         code, said = finish(launch(name, processes=processes))
         assert code == 0, said
-    one, two = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
-    assert two["status"] == "finished"
-    assert (two["before"], two["episodes"]) == (one["before"], one["episodes"])
-    for mine, theirs in zip(
-        lines(tmp_path / "one" / "metrics.jsonl"), lines(tmp_path / "two" / "metrics.jsonl"), strict=True
-    ):
-        for name in ("step", "reward", "loss", "critic_loss", "policy_grad_norm", "value_mean"):
-            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), (mine["step"], name)
+    assert_same_runs(tmp_path / "one", tmp_path / "two")
     # One writer: no line twice.
     assert len(lines(tmp_path / "two" / "trajectories.jsonl")) == 6 + 4 * 4 + 6
     assert (tmp_path / "two" / "model" / "model.safetensors").exists()
     assert (tmp_path / "two" / "critic" / "model.safetensors").exists()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = ("--main_process_ip", "127.0.0.1", "--main_process_port", str(free.getsockname()[1]))
+    machines = [
+        launch("machines", where=("--num_machines", "2", "--machine_rank", str(rank), *meeting))
+        for rank in range(2)
+    ]
+    for machine in machines:
+        code, said = finish(machine)
+        assert code == 0, said
+    assert_same_runs(tmp_path / "one", tmp_path / "machines")
     assert [
-        path.name for path in tmp_path.iterdir() if path.is_dir() and path.name not in ("one", "two")
+        path.name
+        for path in tmp_path.iterdir()
+        if path.is_dir() and path.name not in ("one", "two", "machines")
     ] in (
         [],
         ["__pycache__"],

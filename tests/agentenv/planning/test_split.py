@@ -80,3 +80,23 @@ def test_a_machine_that_is_none_is_named() -> None:
 def test_with_an_asynchrony_of_0_rollout_and_training_take_turns() -> None:
     times = StepTimes(rollout_s=90.0, train_s=30.0, batch=32, longest_s=200.0, asynchrony=0.0)
     assert times.step_s(engine_gpus=6, trainer_gpus=2) == 32 * 90 / 6 + 200 + 32 * 30 / 2
+
+
+@pytest.mark.parametrize("size", MODELS)
+@pytest.mark.parametrize("gpus", [1, 4, 8])
+def test_each_of_several_machines_trains_or_samples_and_no_engine_lies_on_two(gpus: int, size: str) -> None:
+    for split in splits(_work(size), gpus, 80.0, machines=4):
+        assert not split.shared and split.trainer_gpus % gpus == 0
+        assert split.tensor_parallel <= gpus
+        assert split.engines % (4 - split.trainer_gpus // gpus) == 0
+        assert split.trainer_gpus + split.engine_gpus <= 4 * gpus
+
+
+def test_what_one_machine_has_no_room_for_fits_several() -> None:
+    with pytest.raises(UsageError, match=r"does not fit 16 x 80 GiB"):
+        best_split(_work("32B"), 8, 80.0, machines=2)
+    split = best_split(_work("32B"), 8, 80.0, machines=4)
+    # 965 GiB of policy and critic over 16 GPUs and 15 GiB of activations are 75 GiB, over the 72 that are planned with.
+    assert (split.trainer_gpus, split.engines, split.tensor_parallel) == (24, 4, 2)
+    with pytest.raises(UsageError, match="--machines is 0, must be at least 1"):
+        splits(_work("7B"), 8, 80.0, machines=0)
