@@ -66,7 +66,12 @@ def connect(address: str) -> Any:
     with _lock:
         if ray.is_initialized():
             return ray
-        options: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.WARNING}
+        options: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "logging_level": logging.WARNING,
+            # It would go to stdout, among a command's results; Ray keeps it in its session's folder.
+            "log_to_driver": False,
+        }
         if address == "local":
             options["include_dashboard"] = False
         else:

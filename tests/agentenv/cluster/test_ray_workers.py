@@ -364,18 +364,21 @@ def test_nothing_outlives_a_killed_trainer(two_nodes: Any, tmp_path: Path) -> No
                     controller.sync_weights({}, step + 1)
                     if step == 3:
                         pids = {item.info[name] for item in batch for name in ("pid", "parent")}
-                        print(*sorted(pids), flush=True)
+                        with open(sys.argv[2] + ".part", "w") as file:
+                            file.write(" ".join(map(str, pids)))
+                        os.rename(sys.argv[2] + ".part", sys.argv[2])
         """)
     )
     for _ in range(2):  # the second time after the first one's death
-        with subprocess.Popen(
-            [sys.executable, str(script), two_nodes.address], stdout=subprocess.PIPE, text=True
-        ) as trainer:
-            assert trainer.stdout is not None
-            line = trainer.stdout.readline()
-            pids = [int(pid) for pid in line.split()]
+        told = tmp_path / "pids"
+        with subprocess.Popen([sys.executable, str(script), two_nodes.address, str(told)]) as trainer:
+            deadline = time.monotonic() + 60.0
+            while not told.exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            pids = [int(pid) for pid in told.read_text().split()]
             assert pids and all(psutil.pid_exists(pid) for pid in pids)
             trainer.send_signal(signal.SIGKILL)
+        told.unlink()
         deadline = time.monotonic() + 20.0
         while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.1)
