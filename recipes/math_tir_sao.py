@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentenv.cluster.services import resolve_urls
 from agentenv_envs import math_reasoning
 from agentenv_envs.swe.sandbox import open_backend
 from agentenv_envs.swe.sandbox.images import ensure_base_image
@@ -94,10 +93,9 @@ def set_up(parsed: Parsed[MathArguments, SAOConfig]) -> Setup:
     arguments = parsed.arguments
     if arguments.env is not None:
         return other_environment(arguments, arguments.env)
-    url = arguments.sandbox_url and resolve_urls(arguments.sandbox_url, "sandbox")
-    sandboxes = open_backend(arguments.sandbox, url=url)
+    sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url)
     train, held_out, tasks = arguments.splits
-    train |= {"sandbox": sandboxes.kind, "sandbox_url": url}
+    train |= {"sandbox": sandboxes.kind, "sandbox_url": arguments.sandbox_url}
     if arguments.model == "embedded" and arguments.dataset == "embedded":
         train |= EMBEDDED_PROBLEMS
     client = getattr(sandboxes.backend, "client", None)

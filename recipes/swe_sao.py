@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentenv.agents import AgentRunner
-from agentenv.cluster.services import resolve_urls
 from agentenv.errors import UsageError
 from agentenv_envs.swe.sandbox import open_backend, reap_in_background
 
@@ -179,11 +178,10 @@ def set_up(parsed: Parsed[SWEArguments, SAOConfig]) -> Setup:
     launcher = arguments.launcher()
     if arguments.env is not None:
         return other_environment(arguments, arguments.env)
-    url = arguments.sandbox_url and resolve_urls(arguments.sandbox_url, "sandbox")
-    sandboxes = open_backend(arguments.sandbox, url=url)
+    sandboxes = open_backend(arguments.sandbox, url=arguments.sandbox_url)
     train: dict[str, Any] = {"sandbox": sandboxes.kind, "allow_unisolated": arguments.allow_unisolated}
-    if url is not None:
-        train["sandbox_url"] = url
+    if arguments.sandbox_url is not None:
+        train["sandbox_url"] = arguments.sandbox_url
     client = getattr(sandboxes.backend, "client", None)
     if arguments.dataset == "embedded":
         tasks = "Generated tasks that training never sees."

@@ -37,7 +37,7 @@ from agentenv.cluster.connection import (
 )
 from agentenv.errors import UsageError
 
-__all__ = ["KINDS", "ServiceHost", "ServiceState", "find", "resolve_urls", "serve", "stop"]
+__all__ = ["KINDS", "ServiceHost", "ServiceState", "find", "names_cluster", "resolve_urls", "serve", "stop"]
 
 KINDS = ("engine", "sandbox")
 _GUARD = Path(__file__).parent.parent / "inference/vllm/guard.py"
@@ -217,6 +217,11 @@ def stop(kind: str | None = None, *, address: str = "auto") -> int:
     return len(actors)
 
 
+def names_cluster(text: str) -> bool:
+    """What a user gave in the place of URLs is :func:`resolve_urls`'s word for a cluster, whose servers may change."""
+    return text == "ray" or text.startswith("ray://")
+
+
 def resolve_urls(text: str, kind: str) -> str:
     """URLs with commas between from what a user gave: those, or ``ray``, or ``ray://HOST:PORT`` of a client server.
 
@@ -228,7 +233,7 @@ def resolve_urls(text: str, kind: str) -> str:
         UsageError: no cluster, or no such server listens there.
         MissingExtraError: Ray is not installed.
     """
-    if text != "ray" and not text.startswith("ray://"):
+    if not names_cluster(text):
         return text
     states = find(kind, address="auto" if text == "ray" else text)
     urls = [state.url for state in states if state.listens]

@@ -178,18 +178,23 @@ def test_sandboxes_are_taken_from_services_that_ray_placed(
 ) -> None:
     pytest.importorskip("fastapi")
     from agentenv_envs.swe.sandbox import SandboxSpec, open_backend
+    from agentenv_envs.swe.sandbox.service import client
 
     tokens = tmp_path / "tokens"
     tokens.write_text("trainer trainer-0123456789abcdef\n")
     monkeypatch.setenv("AGENTENV_SANDBOX_TOKEN_FILE", str(tokens))
     command = [sys.executable, "-m", "agentenv", "sandbox", "serve", "--host", "{host}", "--port", "{port}"]
-    states = serve("sandbox", [*command, "--token-file", str(tokens)], number=2, resources={"docker": 1})
-    backend = open_backend("docker", url="ray")
+    command += ["--token-file", str(tokens)]
+    monkeypatch.setattr(client, "LOOK_AGAIN_S", 0.2)
+    states = serve("sandbox", command, number=1, resources={"docker": 1})
+    held = open_backend("docker", url="ray")
     try:
-        sandboxes = [backend.acquire(SandboxSpec(read_only=True)) for _ in range(2)]
+        states += serve("sandbox", command, number=1, resources={"docker": 1})
+        until(lambda: len(held.backend._endpoints) == 2, "a service that joins is not used")  # type: ignore[attr-defined]
+        sandboxes = [held.acquire(SandboxSpec(read_only=True)) for _ in range(2)]
         assert {sandbox.endpoint.url for sandbox in sandboxes} == {state.url for state in states}  # type: ignore[attr-defined]
         assert [sandbox.run("echo fine").output for sandbox in sandboxes] == ["fine\n"] * 2
         for sandbox in sandboxes:
-            backend.release(sandbox)
+            held.release(sandbox)
     finally:
-        backend.close()
+        held.close()

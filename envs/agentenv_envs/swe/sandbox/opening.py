@@ -81,8 +81,9 @@ def open_backend(name: str = "auto", *, url: str | None = None) -> SharedBackend
     Args:
         name: "docker"; "local-unisolated", which isolates nothing; or "auto": docker where an engine answers, else
             local-unisolated with a warning in the log.
-        url: of a sandbox service, or several with commas between them: sandboxes are leased there, with the token in
-            AGENTENV_SANDBOX_TOKEN or in the file AGENTENV_SANDBOX_TOKEN_FILE. See docs/sandbox-service.md.
+        url: of a sandbox service, or several with commas between them, or "ray": those on a Ray cluster, also ones that
+            join later. Sandboxes are leased there, with the token in AGENTENV_SANDBOX_TOKEN or in the file
+            AGENTENV_SANDBOX_TOKEN_FILE. See docs/sandbox-service.md.
 
     Raises:
         UsageError: another name, "docker" and no engine answers, or no service answers, or one of another kind.
@@ -146,9 +147,9 @@ def _make(kind: str) -> SandboxBackend:
 
         return DockerBackend()
     if kind.startswith("service "):
-        from .service.client import RemoteBackend, service_urls
+        from .service.client import open_remote
 
-        return RemoteBackend(service_urls(kind.removeprefix("service ")))
+        return open_remote(kind.removeprefix("service "))
     from .local_backend import LocalBackend
 
     return LocalBackend()

@@ -6,6 +6,7 @@ Invariants:
 - Leases are renewed in the background while this process lives; what it does not give back ends with its time to live.
 - A new sandbox comes from the service with the least load; one that is down or full is passed over. A sandbox stays
   where it was made.
+- Services of a cluster that join later are used; one that has gone is forgotten when no lease of it is left.
 """
 
 import atexit
@@ -17,13 +18,14 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentenv.cluster.services import resolve_urls
+from agentenv.cluster.services import names_cluster, resolve_urls
 from agentenv.errors import SandboxError, SandboxLostError, SandboxTimeoutError, UsageError
 from agentenv_envs.swe.data import SWETask
 from agentenv_envs.swe.sandbox.base import CommandResult, OutputStream, Sandbox, SandboxSpec, as_bytes
@@ -31,7 +33,7 @@ from agentenv_envs.swe.sandbox.base import CommandResult, OutputStream, Sandbox,
 from .endpoint import Endpoint, ServiceDownError
 from .wire import Refusal, files_to_json, result_from_json
 
-__all__ = ["RemoteBackend", "RemoteSandbox", "service_urls", "token_from_environment"]
+__all__ = ["RemoteBackend", "RemoteSandbox", "open_remote", "service_urls", "token_from_environment"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ COMMAND_GRACE_S = 90.0
 MAKING_TIMEOUT_S = 1800.0
 """Making a sandbox, its image included."""
 TRANSFER_S = 20.0
+LOOK_AGAIN_S = 15.0
+"""Between two looks at the services of a cluster."""
 WRITE_BYTES = 8 << 20
 """Files that are written in one request, if there are several."""
 
@@ -57,6 +61,16 @@ def service_urls(text: str) -> tuple[str, ...]:
     if not urls:
         raise UsageError(f"sandbox_url={text!r}: at least one URL is needed")
     return urls
+
+
+def open_remote(text: str) -> "RemoteBackend":
+    """A back-end over what `service_urls` takes; that of a cluster follows its services.
+
+    Raises:
+        UsageError: as of `service_urls` and `RemoteBackend`.
+    """
+    look_again = partial(service_urls, text) if names_cluster(text) else None
+    return RemoteBackend(service_urls(text), look_again=look_again)
 
 
 def token_from_environment() -> str:
@@ -178,6 +192,7 @@ class RemoteBackend:
         token: of this client, the same for all of them; by default that of the environment.
         ttl_s: seconds after which a service ends the leases of a client that is gone.
         acquire_timeout_s: seconds for which a sandbox is waited for where all services are full or down.
+        look_again: which services there are by now, where that may change.
 
     Raises:
         UsageError: a bad URL, no token or a refused one, or no service answers.
@@ -191,6 +206,7 @@ class RemoteBackend:
         *,
         ttl_s: float = TTL_S,
         acquire_timeout_s: float = 120.0,
+        look_again: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         token = token_from_environment() if token is None else token
         if not urls:
@@ -211,10 +227,10 @@ class RemoteBackend:
             for endpoint in self._endpoints:
                 endpoint.close()
             raise
-        for number, endpoint in enumerate(self._endpoints):
-            threading.Thread(
-                target=self._renew, args=(endpoint,), name=f"lease-renewal-{number}", daemon=True
-            ).start()
+        for endpoint in self._endpoints:
+            self._start_renewal(endpoint)
+        if look_again is not None:
+            threading.Thread(target=self._follow, args=(look_again,), name="services", daemon=True).start()
         atexit.register(self.close)
 
     def acquire(self, spec: SandboxSpec) -> RemoteSandbox:
@@ -379,8 +395,52 @@ class RemoteBackend:
         except Exception as error:
             logger.info("lease %s ends by itself: %s", lease_id, error)
 
+    def _follow(self, look_again: Callable[[], Sequence[str]]) -> None:
+        while not self._ended.wait(LOOK_AGAIN_S):
+            try:
+                self._change_to(look_again())
+            except Exception as error:  # nothing is known of any: all stay
+                logger.warning("sandbox services are not looked for: %s", error)
+
+    def _change_to(self, urls: Sequence[str]) -> None:
+        """Take in services that are new, forget those that have gone and lend nothing to this client."""
+        for url in dict.fromkeys(urls):
+            if any(endpoint.url == url for endpoint in self._endpoints):
+                continue
+            endpoint = Endpoint(url, self._token)
+            try:
+                _, info = endpoint.ask("GET", "/v1/info", tries=1)
+                if info["kind"] != self.kind:
+                    raise UsageError(f"{url}: its kind is {info['kind']!r}, the others' {self.kind!r}")
+            except Exception as error:
+                logger.warning("sandbox service: %s", error)
+                endpoint.close()
+                continue
+            with self._lock:
+                if self._ended.is_set():
+                    endpoint.close()
+                    return
+                self._endpoints = [*self._endpoints, endpoint]
+            self._start_renewal(endpoint)
+            logger.info("sandbox service: %s has joined", url)
+        with self._lock:
+            lending = set(self._leases.values())
+            gone = [item for item in self._endpoints if item.url not in urls and item not in lending]
+            if len(gone) < len(self._endpoints):
+                self._endpoints = [item for item in self._endpoints if item not in gone]
+            else:
+                gone = []
+        for endpoint in gone:
+            endpoint.close()
+            logger.info("sandbox service: %s has gone", endpoint.url)
+
+    def _start_renewal(self, endpoint: Endpoint) -> None:
+        threading.Thread(
+            target=self._renew, args=(endpoint,), name=f"lease-renewal {endpoint.url}", daemon=True
+        ).start()
+
     def _renew(self, endpoint: Endpoint) -> None:
-        while not self._ended.wait(self._ttl_s / 4):
+        while not self._ended.wait(self._ttl_s / 4) and endpoint in self._endpoints:
             with self._lock:
                 ids = [lease_id for lease_id, where in self._leases.items() if where is endpoint]
             if not ids:

@@ -16,6 +16,7 @@ import pytest
 from agentenv.errors import SandboxError, SandboxLostError, UsageError
 from agentenv_envs.swe.env import SWEEnv
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
+from agentenv_envs.swe.sandbox.service import client
 from agentenv_envs.swe.sandbox.service.client import RemoteBackend, service_urls, token_from_environment
 from agentenv_envs.swe.sandbox.service.endpoint import Endpoint
 
@@ -218,6 +219,38 @@ def test_a_restarted_service_does_not_know_old_sandboxes_and_gives_new_ones(
     assert new.run("echo fine").output == "fine\n"
     backend.close()
     assert again.leases.count() == 0
+
+
+def test_services_that_join_are_used_and_those_that_have_gone_are_forgotten(
+    serve: Callable[..., Any], until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LOOK_AGAIN_S", 0.05)
+    first, second = serve(), serve()
+    there = [first.url]
+
+    def look_again() -> list[str]:
+        if not there:
+            raise OSError("the cluster does not answer")
+        return list(there)
+
+    backend = RemoteBackend([first.url], TOKEN, look_again=look_again)
+    lost = backend.acquire(SPEC)
+    there.append(second.url)
+    until(lambda: len(backend._endpoints) == 2)
+    new = backend.acquire(SPEC)
+    assert new.endpoint.url == second.url
+    there.remove(first.url)
+    first.stop()
+    with pytest.raises(SandboxLostError):
+        lost.run("true")
+    assert len(backend._endpoints) == 2, "it lends"
+    backend.release(lost)
+    until(lambda: [endpoint.url for endpoint in backend._endpoints] == [second.url])
+    there.clear()
+    assert new.run("sleep 0.3; echo fine").output == "fine\n"
+    assert [endpoint.url for endpoint in backend._endpoints] == [second.url], "nothing is known: all stay"
+    backend.close()
+    assert second.leases.count() == 0
 
 
 def test_a_full_service_is_waited_for_and_an_end_comes(serve: Callable[..., Any]) -> None:
