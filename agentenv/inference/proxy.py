@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -225,11 +225,11 @@ class LLMProxy:
     async def suspend(self) -> None:
         """Stop sampling everywhere until :meth:`resume`, updates of the weights in between included."""
         self._suspended = True
-        await asyncio.gather(*(engine.suspend() for engine in self._alive()))
+        await self._gather({index: self._engines[index].suspend() for index in self._alive()})
 
     async def resume(self) -> None:
         """Go on sampling everywhere."""
-        await asyncio.gather(*(engine.resume() for engine in self._alive()))
+        await self._gather({index: self._engines[index].resume() for index in self._alive()})
         self._suspended = False
 
     async def update_weights(
@@ -259,9 +259,10 @@ class LLMProxy:
         self._updated.clear()
         try:
             self._to_restart.update(self._serving.keys() - self._aborted - self._to_move)
-            await asyncio.gather(
-                *(self._engines[index].abort(name) for name, index in list(self._serving.items()))
-            )
+            serving: dict[int, list[str]] = {}
+            for name, index in self._serving.items():
+                serving.setdefault(index, []).append(name)
+            await self._gather({index: self._abort_all(index, names) for index, names in serving.items()})
             await self._update_all(weights, version)
         finally:
             self._updated.set()
@@ -306,6 +307,8 @@ class LLMProxy:
                 self._look_at(index)
                 if self._router.is_out(index) and self._router.num_in:
                     logger.info("request %s begins again at another engine: %s", name, error)
+                    self._to_restart.discard(name)
+                    self._to_move.discard(name)
                     continue
                 if isinstance(error, AgentEnvError):
                     raise
@@ -336,24 +339,24 @@ class LLMProxy:
         if not is_out:
             self._router.take_in(index)
             logger.warning("engine %d is in service again", index)
-            for other in range(len(self._engines)):
-                if self._router.is_out(other):  # turns that waited there while no engine was in service
-                    self._move_turns(other)
+            if self._router.num_in == 1:  # turns wait at the others
+                self._move_turns()
             return
         self._router.take_out(index)
         self.engine_losses += 1
         if self._router.num_in:
             logger.warning("engine %d is out of service: %d others go on", index, self._router.num_in)
-            self._move_turns(index)
+            self._move_turns()
 
-    def _move_turns(self, index: int) -> None:
-        """Have the turns that are at an engine come back, to begin again at another."""
-        names = [name for name, at in self._serving.items() if at == index and name not in self._aborted]
-        engine = self._engines[index]
-        if _error_of(engine) is not None or not names:
-            return  # it raises from their calls
-        self._to_move.update(names)
-        for name in names:
+    def _move_turns(self) -> None:
+        """Have the turns that are at engines out of service come back, to begin again at another."""
+        for name, index in self._serving.items():
+            engine = self._engines[index]
+            if not self._router.is_out(index) or name in self._aborted or name in self._to_move:
+                continue
+            if _error_of(engine) is not None:
+                continue  # it raises from their calls
+            self._to_move.add(name)
             task = asyncio.create_task(engine.abort(name))
             self._moving.add(task)
             task.add_done_callback(self._moved)
@@ -363,26 +366,28 @@ class LLMProxy:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.info("a turn's abort at an engine that is away failed: %s", error)
 
-    def _alive(self) -> list[Engine]:
+    def _alive(self) -> list[int]:
         """Engines that have not died; all, where all have."""
-        return [engine for engine in self._engines if _error_of(engine) is None] or self._engines
+        everyone = range(len(self._engines))
+        return [index for index in everyone if _error_of(self._engines[index]) is None] or list(everyone)
+
+    async def _abort_all(self, index: int, names: Sequence[str]) -> None:
+        await asyncio.gather(*(self._engines[index].abort(name) for name in names))
 
     async def _update_all(self, weights: Mapping[str, Tensor], version: int) -> None:
-        engines = self._alive()
-        results = await asyncio.gather(
-            *(self._update(engine, weights, version) for engine in engines), return_exceptions=True
+        await self._gather(
+            {index: self._update(self._engines[index], weights, version) for index in self._alive()}
         )
-        failed = [
-            (engine, error)
-            for engine, error in zip(engines, results, strict=True)
-            if isinstance(error, BaseException)
-        ]
-        for engine, error in failed:
-            if _error_of(engine) is None or len(failed) == len(engines):
-                raise error
-            logger.warning("an engine did not take the weights of version %d: %s", version, error)
-        for index in range(len(self._engines)):
-            self._look_at(index)
+
+    async def _gather(self, calls: Mapping[int, Coroutine[Any, Any, None]]) -> None:
+        """Await a call of each engine; what those raise that are out of service then is no error while one lives."""
+        results = await asyncio.gather(*calls.values(), return_exceptions=True)
+        have_all_died = self.error is not None  # it looks at all of them
+        for index, error in zip(calls, results, strict=True):
+            if isinstance(error, BaseException):
+                if have_all_died or not self._router.is_out(index):
+                    raise error
+                logger.warning("engine %d went: %s", index, error)
 
     def _trace_busy(self, index: int, now: float) -> None:
         since = max(self._router.busy_since(index), self._traced_until[index])

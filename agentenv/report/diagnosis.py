@@ -224,6 +224,13 @@ def _untrained(numbers: Numbers, limit: float) -> Mapping[str, Any] | None:
     return {"share": last / size}
 
 
+def _fewer_engines(numbers: Numbers, limit: float) -> Mapping[str, Any] | None:
+    found, last = numbers.all("engines_in_service"), numbers.last("engines_in_service")
+    if last is None or last > max(found) - limit:
+        return None
+    return {"last": last, "most": max(found)}
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "not-finite", _not_finite, 0,
@@ -344,6 +351,12 @@ RULES: tuple[Rule, ...] = (
         "Our choice: a tenth of the work is lost. The recipes' runs have none.",
         "{last:.0%} of the last episodes failed for reasons outside the policy.",
         "The reasons are listed below under episodes: environments, sandboxes or engines are ill.",
+    ),
+    Rule(
+        "engines-away", _fewer_engines, 0.5,
+        "Our choice: one server was away for half of the last steps. The recipes' runs have one engine each.",
+        "{last:.1f} engines sampled in the last steps, of {most:.0f}.",
+        "A server has died or hangs: the log of the run has its address; start it there again while the run goes on.",
     ),
     Rule(
         "untrained", _untrained, 0.2,

@@ -10,7 +10,7 @@ Invariants:
 * After an update the log-probs of a probe are those of the trainer's weights, or the engine is dead.
 * A vLLM that comes back is given the newest weights before any request.
 * Where others serve meanwhile (:meth:`VLLMEngine.watch`), an update does not wait for a vLLM that is away or does not
-  take its weights in time.
+  take its weights in time, and one that answers no call has gone.
 * What a lost vLLM was sampling is sampled again, from the tokens that its turn had before.
 """
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from agentenv.errors import ModelError, UsageError
 from agentenv.inference.protocol import DistantPrompt, Generation, GenerationRequest
 from agentenv.inference.vllm.backend import Backend, Completion
-from agentenv.inference.vllm.json_http import ConnectionLostError
+from agentenv.inference.vllm.json_http import ConnectionLostError, NoAnswerError
 from agentenv.inference.weight_sync import Publication, WeightSync
 
 if TYPE_CHECKING:
@@ -359,9 +359,13 @@ class VLLMEngine:
         deadline, pause_s = loop.time() + _ABORT_TIMEOUT_S, 0.02
         while waiting := {piece: name for piece, name in pieces.items() if not piece.done()}:
             if loop.time() > deadline:
-                raise ModelError(
+                why = (
                     f"{self._backend.name} did not end {len(waiting)} requests within {_ABORT_TIMEOUT_S:g} s"
                 )
+                if self._on_change is None:
+                    raise ModelError(why)
+                logger.warning(why)
+                self._lose()
             await self._unless_lost(partial(self._backend.abort, list(waiting.values())))
             await asyncio.wait(waiting, timeout=pause_s)
             pause_s = min(2.0 * pause_s, 1.0)
@@ -408,8 +412,17 @@ class VLLMEngine:
         if self._recovery is None:
             try:
                 await call()
-            except ConnectionLostError:
+            except ModelError as error:
+                if not self._is_loss(error):
+                    raise
+                logger.warning(error)
                 self._lose()
+
+    def _is_loss(self, error: ModelError) -> bool:
+        """vLLM has gone; where others serve meanwhile, one that does not answer has, too."""
+        return isinstance(error, ConnectionLostError) or (
+            self._on_change is not None and isinstance(error, NoAnswerError)
+        )
 
     def _lose(self) -> None:
         """vLLM has gone: nothing is sent until it is back with the newest weights."""
@@ -433,7 +446,9 @@ class VLLMEngine:
                         await self._backend.recover(deadline)
                         await self._load()
                         break
-                    except ConnectionLostError as error:
+                    except ModelError as error:
+                        if not self._is_loss(error):
+                            raise
                         logger.warning("%s went again: %s", self._backend.name, error)
                         await asyncio.sleep(min(1.0, self._heartbeat_s))
             logger.warning("%s is back with weights of version %d", self._backend.name, self._version)

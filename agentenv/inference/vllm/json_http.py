@@ -33,6 +33,10 @@ class ConnectionLostError(ModelError):
     """Nothing listens there, or the connection was cut before the answer was complete."""
 
 
+class NoAnswerError(ModelError):
+    """The server answers too late, or not at all."""
+
+
 @dataclass(frozen=True)
 class Response:
     """An answer."""

@@ -60,6 +60,8 @@ class VLLMOptions:
     """Of the transfer by filesystem."""
     start_timeout_s: float = 900.0
     """How long a server may take to start, and one that has gone to come back."""
+    update_timeout_s: float = 200.0
+    """How long one of several servers may take for new weights before the others go on without it."""
     lora_sync: str = "auto"
     """How a LoRA adapter gets there, one of LORA_SYNCS: alone, merged into whole weights, or alone where vLLM can serve
     it."""
@@ -162,6 +164,7 @@ def open_vllm(
             eos_token_ids=() if eos is None else (int(eos),),
             max_length=max_length,
             restart_timeout_s=options.start_timeout_s,
+            update_timeout_s=options.update_timeout_s,
         )
         for backend in backends
     ]

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from agentenv.errors import ModelError, UsageError
 from agentenv.inference.protocol import DistantPrompt, FinishReason, SamplingParams
 from agentenv.inference.vllm.backend import Completion
-from agentenv.inference.vllm.json_http import ConnectionLostError, JsonHttp, Response
+from agentenv.inference.vllm.json_http import ConnectionLostError, JsonHttp, NoAnswerError, Response
 
 __all__ = ["ServerBackend", "ServerOwner"]
 
@@ -253,7 +253,7 @@ class ServerBackend:
         try:
             return await self._http.post(path, body, timeout_s=timeout_s)
         except TimeoutError:
-            raise ModelError(
+            raise NoAnswerError(
                 f"{self.name} did not answer {path.partition('?')[0]} within {timeout_s:g} s"
             ) from None
 

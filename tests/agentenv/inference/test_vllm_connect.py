@@ -168,8 +168,9 @@ def test_a_server_in_a_precision_that_is_named_is_taken(make_fake: Any, small: A
 
 def test_opening_gives_one_engine_for_each_server(make_fake: Any, small: Any) -> None:
     small.policy.model.load_state_dict(small.weights)
-    options = VLLMOptions(urls=(make_fake().url, make_fake().url))
+    options = VLLMOptions(urls=(make_fake().url, make_fake().url), update_timeout_s=7.0)
     engines = open_vllm(small.policy, options, max_batch=4, max_length=100)
     assert [engine.max_length for engine in engines] == [100, 100]
+    assert [engine._update_timeout_s for engine in engines] == [7.0, 7.0]
     for engine in engines:
         asyncio.run(engine.close())

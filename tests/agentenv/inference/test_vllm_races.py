@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
+
 from agentenv.inference import GenerationRequest, SamplingParams
 from agentenv.inference.vllm import VLLMEngine
 from agentenv.inference.vllm.backend import Completion
+from agentenv.inference.vllm.json_http import NoAnswerError
 from agentenv.inference.weight_sync import WeightSync
 
 
@@ -46,10 +49,27 @@ class _Backend:
     def __init__(self) -> None:
         self.weights: Any = {"v": 0}
         self.loads = 0
+        self.hanging: set[str] = set()
+        """Calls without an answer."""
         self.is_loading, self.may_go_on = asyncio.Event(), asyncio.Event()
         self.may_go_on.set()
 
+    async def _control(self, call: str) -> None:
+        if call in self.hanging:
+            raise NoAnswerError(f"no answer to {call}")
+
+    async def pause(self) -> None:
+        await self._control("pause")
+
+    async def resume(self) -> None:
+        await self._control("resume")
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._control("abort")
+
     async def complete(self, request_id: str, prompt_ids: Any, sampling: Any, seed: Any) -> Completion:
+        if self.hanging:
+            await asyncio.Event().wait()
         return Completion([1], [-float(self.weights["v"])], "length")
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -62,7 +82,7 @@ class _Backend:
         return True
 
     async def recover(self, deadline: float) -> None:
-        pass
+        await asyncio.sleep(0.02)
 
     async def close(self) -> None:
         pass
@@ -116,3 +136,41 @@ def test_an_engine_that_comes_back_to_weights_another_one_published_says_their_v
             await engine.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("call", ["pause", "resume", "abort"])
+def test_a_vllm_that_answers_no_call_has_gone_where_others_serve_and_is_an_error_where_none_do(
+    call: str,
+) -> None:
+    async def call_it(engine: VLLMEngine) -> None:
+        if call != "abort":
+            await (engine.suspend() if call == "pause" else engine.resume())
+            return
+        turn = asyncio.create_task(_sample(engine))
+        await asyncio.sleep(0.01)
+        try:
+            await engine.abort("a")
+        finally:
+            turn.cancel()
+
+    async def work(do_others_serve: bool) -> None:
+        backend, sync = _Backend(), WeightSync(cast(Any, _Skeleton()), cast(Any, _Transfer()))
+        engine, changes = _engine(backend, sync), list[bool]()
+        if do_others_serve:
+            engine.watch(lambda: changes.append(engine.is_away))
+        backend.hanging.add(call)
+        if do_others_serve:
+            await call_it(engine)
+            assert changes == [True]
+            backend.hanging.clear()
+            async with asyncio.timeout(5.0):
+                while engine.is_away:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert changes == [True, False] and engine.error is None
+        else:
+            with pytest.raises(NoAnswerError):
+                await call_it(engine)
+        await engine.close()
+
+    asyncio.run(work(True))
+    asyncio.run(work(False))

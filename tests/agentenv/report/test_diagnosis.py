@@ -27,6 +27,7 @@ HEALTHY = {
     "critic_grad_norm": 1.5,
     "advantage_std": 0.3,
     "failure_rate": 0.0,
+    "engines_in_service": 2.0,
     "untrained_trajectories": 0.0,
 }
 
@@ -104,6 +105,7 @@ CASES = {
     "critic-gradient-spikes": {"critic_grad_norm": lambda step: 99.0 if step == 20 else 1.5},
     "stale": {"staleness_mean": (1.0, 7.0)},
     "failures": {"failure_rate": (0.0, 0.4)},
+    "engines-away": {"engines_in_service": lambda step: 2.0 if step < 45 else 1.0},
     "untrained": {"untrained_trajectories": (0.0, 16.0)},
 }
 
@@ -117,6 +119,10 @@ def test_the_clip_of_the_other_objectives_may_stop_more_tokens_than_the_mask():
     assert found(made(masked_share=0.1), objective="ppo_clip") == []
     assert found(made(masked_share=0.5), objective="ppo_clip") == ["clip"]
     assert found(made(masked_share=0.5), objective="topr") == []
+
+
+def test_a_server_that_came_back_is_not_missed():
+    assert found(made(engines_in_service=lambda step: 1.0 if 10 < step < 40 else 2.0)) == []
 
 
 def test_every_rule_has_a_case():

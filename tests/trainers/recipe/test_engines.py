@@ -55,7 +55,10 @@ def test_an_update_may_last_as_long_as_a_server_takes_to_come_back(opened: _Open
     arguments = RecipeArguments(engine="vllm", vllm_start_timeout_s=50.0)
     free, chosen = _config(tmp_path), _config(tmp_path, sync_timeout_s=20.0)
     arguments.open_engines("policy", free)
+    assert opened.options.update_timeout_s == pytest.approx(200.0)
     arguments.open_engines("policy", chosen, {"sync_timeout_s"})
+    # One of several servers is given up before the update is.
+    assert opened.options.update_timeout_s == pytest.approx(40.0 / 3.0)
     assert (free.sync_timeout_s, chosen.sync_timeout_s) == (350.0, 20.0)
 
 

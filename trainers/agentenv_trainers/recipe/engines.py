@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
@@ -23,6 +23,9 @@ from agentenv_trainers.policy_weights import full_weights
 from agentenv_trainers.rollout_settings import RolloutSettings, setting
 
 __all__ = ["EngineArguments"]
+
+_SHARE_OF_UPDATE = 2.0 / 3.0
+"""Of ``sync_timeout_s``: what one of several servers may take for new weights."""
 
 
 @dataclass
@@ -114,9 +117,11 @@ class EngineArguments:
         if self.lora_sync != "auto" and peft_config is None:
             raise UsageError(f"--lora_sync {self.lora_sync} is for --use_peft true")
         trial = None if peft_config is None else _trial(policy.model, peft_config)
+        # A server that hangs must be given up before the update's own deadline ends the run.
+        options = replace(self._options, update_timeout_s=_SHARE_OF_UPDATE * config.sync_timeout_s)
         if "sync_timeout_s" not in chosen:
             config.sync_timeout_s += self.vllm_start_timeout_s
-        return list(open_vllm(policy, self._options, **sizes, trial=trial, note=_note))
+        return list(open_vllm(policy, options, **sizes, trial=trial, note=_note))
 
     @property
     def _options(self) -> VLLMOptions:
