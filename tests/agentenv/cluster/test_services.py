@@ -67,7 +67,7 @@ def answer(url: str) -> int:
 
 
 def until(holds: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             found = holds()
@@ -121,6 +121,18 @@ def test_a_server_ends_with_its_actor_and_comes_back_elsewhere() -> None:
     until(lambda: is_gone(pid), "the server outlives its actor")
     url = until(lambda: [found.url for found in find("engine") if found.listens], "it does not come back")[0]
     assert answer(url) != pid
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_server_whose_node_is_lost_comes_back_on_another_and_is_found_there(cluster: Any) -> None:
+    added = cluster.add_node(num_cpus=1, resources={"spare": 1}, object_store_memory=80 * 2**20)
+    (state,) = serve("engine", COMMAND, number=1, resources={"spare": 1})
+    pid = answer(state.url)
+    cluster.add_node(num_cpus=1, resources={"spare": 1}, object_store_memory=80 * 2**20)
+    cluster.remove_node(added, allow_graceful=False)
+    until(lambda: is_gone(pid), "the server outlives its node")
+    (url,) = until(lambda: [found.url for found in find("engine") if found.listens], "it does not come back")
+    assert answer(url) != pid and resolve_urls("ray", "engine") == url
 
 
 @pytest.mark.usefixtures("nothing_left")
