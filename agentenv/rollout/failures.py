@@ -63,7 +63,7 @@ class FailurePolicy:
         self._outcomes: deque[tuple[str, str, str] | None] = deque(maxlen=window)
         """Reason, example and slot of each failure; None for a success."""
         self._num_failures = 0
-        """Among them: with a window as large as the slots are many, nobody could count them at each failure."""
+        """Among them: the window is as large as the slots are many, and is not gone through at each failure."""
         self._failing: set[str] = set()
         """Slots whose last episode failed."""
         self._good_episode_s = 0.0

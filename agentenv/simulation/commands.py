@@ -1,4 +1,4 @@
-"""``agentenv simulate NAME``: measure a figure, print it beside the paper's, and judge it by its bars.
+"""``agentenv simulate NAME``: measure a figure, print it beside the paper's where it is one, and judge it by its bars.
 
 Invariants:
 
@@ -33,12 +33,23 @@ def add_parser(subparsers: Any) -> None:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
     parser = subparsers.add_parser("simulate")
-    parser.add_argument("name", metavar="NAME", help="fig7, fig8, fig9, fig10, async or theory")
+    parser.add_argument("name", metavar="NAME", help="fig7, fig8, fig9, fig10, async, theory or scale")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, with the paper's numbers")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     parser.add_argument("--seeds", type=int, metavar="N", help="repetitions (default: the figure's own)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per CPU)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes (default: one per CPU; of scale 1: it measures CPU time, which grows where cores are shared)",
+    )
+    parser.add_argument(
+        "--num_envs",
+        type=int,
+        metavar="N",
+        help="environments of the largest run (scale only; default: 100000)",
+    )
     parser.add_argument(
         "--trace",
         type=Path,
@@ -59,8 +70,13 @@ def run(args: argparse.Namespace) -> int:
         MissingExtraError: a plot is asked for and matplotlib is missing.
     """
     figure = figures.load(args.name)
+    if args.num_envs is not None:
+        if figure.sized is None:
+            raise UsageError(f"--num_envs: {figure.name} has sizes of its own; it goes with scale")
+        figure = figure.sized(args.num_envs)
     seeds = figure.seeds if args.seeds is None else args.seeds
-    jobs = (os.cpu_count() or 1) if args.jobs is None else args.jobs
+    most = 1 if figure.measures_cost else os.cpu_count() or 1
+    jobs = most if args.jobs is None else args.jobs
     for option, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value < 1:
             raise UsageError(f"{option} is {value}, must be at least 1")
@@ -101,7 +117,7 @@ def _print(figure: Figure, seeds: int, summary: Summary) -> None:
     width = max(map(len, figure.assumed), default=0)
     lines = [
         f"{figure.name}: {figure.title}",
-        f"{seeds} seeds; ± is the 95 % interval of a mean over them",
+        f"{seeds} seeds; ± is the 95 % interval of a mean over them" if seeds > 1 else "1 seed",
         "",
     ]
     lines += [str(summary.table), ""]

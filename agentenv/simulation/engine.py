@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LOGPROB = math.log(0.5)
 _TOKEN_ID = 1
+_CLOSED = "the simulated engine is closed"
 _ROUNDING_TOKENS = 1e-6
 _ROUNDING_S = 1e-8
 """Timers may come this much too early."""
@@ -76,7 +77,7 @@ class DecodeModel:
         return f"{self.base_s:g} s a token{knee}{limit}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Sequence:
     """A request from its arrival to its end."""
 
@@ -125,6 +126,8 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._suspended = False
         self._closed = False
+        self._is_away = False
+        self._on_change: Callable[[], None] = lambda: None
 
     @property
     def version(self) -> int:
@@ -144,7 +147,9 @@ class SimulatedEngine:
             ModelError: closed.
         """
         if self._closed:
-            raise _closed()
+            raise ModelError(_CLOSED)
+        if self._is_away:
+            raise ModelError("the simulated engine is away")
         tokens = max(1, self._length(request))
         most = request.sampling.max_tokens * self._tokens_per_id
         reason: FinishReason = "stop" if tokens <= most else "length"
@@ -202,9 +207,32 @@ class SimulatedEngine:
     async def close(self) -> None:
         """Fail every waiting request; idempotent."""
         self._closed = True
+        self._fail(_CLOSED)
+
+    @property
+    def is_away(self) -> bool:
+        """It crashed and is not back."""
+        return self._is_away
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Others serve while this one is away: call when it goes, and when it is back."""
+        self._on_change = on_change
+
+    def crash(self, away_s: float) -> None:
+        """Fail every waiting request and be away for so long, as a server that is started anew."""
+        self._is_away = True
+        self._fail("the simulated engine crashed")
+        self._on_change()
+        asyncio.get_running_loop().call_later(away_s, self._return)
+
+    def _return(self) -> None:
+        self._is_away = False
+        self._on_change()
+
+    def _fail(self, why: str) -> None:
         for sequence in list(self._sequences.values()):
             if not sequence.sampled.done():
-                sequence.sampled.set_exception(_closed())
+                sequence.sampled.set_exception(ModelError(why))
             self._leave(sequence)
 
     def _admit(self) -> None:
@@ -282,13 +310,9 @@ class SimulatedEngine:
 
     def _generation(self, begun_work: float, tokens: float, reason: FinishReason) -> Generation:
         ids = math.ceil(math.floor(tokens + _ROUNDING_TOKENS) / self._tokens_per_id)
-        if len(self._updates) == 1:
+        if self._update_at(begun_work) == len(self._updates) - 1:
             versions = [self._version] * ids
         else:
             places = (begun_work + number * self._tokens_per_id for number in range(ids))
             versions = [self._updates[self._update_at(place)][1] for place in places]
         return Generation([_TOKEN_ID] * ids, [_LOGPROB] * ids, versions, reason)
-
-
-def _closed() -> ModelError:
-    return ModelError("the simulated engine is closed")

@@ -6,6 +6,7 @@ microseconds.
 
 Invariants:
 
+* An environment that is planned to fail fails as planned, whatever its slot does about it.
 * The k-th reset of a task plays the task's k-th member, whichever environment is reset: arms that start their episodes
   in another order still play the same episodes.
 """
@@ -22,6 +23,10 @@ from agentenv.inference.protocol import GenerationRequest
 from agentenv.simulation.workload import EpisodePlan, Workload
 
 
+class CrashError(RuntimeError):
+    """A simulated environment failed, as its plan says."""
+
+
 class SimulatedTasks:
     """The episodes of a workload, handed out as environments are reset; one for all environments of a run.
 
@@ -32,6 +37,8 @@ class SimulatedTasks:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self._members: Counter[int] = Counter()
+        self.resets = self.steps = 0
+        """Calls of all environments, those that failed included."""
 
     def next_member(self, task_seed: int) -> EpisodePlan:
         """The next episode of a task."""
@@ -60,19 +67,32 @@ class SimulatedEnv(agentenv.AsyncEnv):
 
         ``info`` has the plan's sums: ``latency_s`` of all steps, ``tokens`` of all replies.
         """
+        self._tasks.resets += 1
         self._plan = self._tasks.next_member(seed or 0)
         self._turn = 0
+        if self._plan.failure is not None and self._plan.failure.turn < 0:
+            raise CrashError("the sandbox did not start")
         info = {"latency_s": self._plan.latency_s, "tokens": sum(self._plan.tokens)}
         return str(self._plan.tokens[0]), info
 
     async def step(  # type: ignore[override]
         self, action: str
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take the planned time; the last step has the reward."""
+        """Take the planned time; the last step has the reward.
+
+        Raises:
+            CrashError: as planned; so does :meth:`reset`.
+        """
         plan = self._plan
         if plan is None:
             raise RuntimeError("step before reset")
+        self._tasks.steps += 1
         latency_s = plan.step_s[self._turn]
+        if plan.failure is not None and plan.failure.turn == self._turn:
+            if plan.failure.hangs:
+                await asyncio.get_running_loop().create_future()
+            await asyncio.sleep(latency_s)
+            raise CrashError("the sandbox is gone")
         if latency_s > 0.0:
             await asyncio.sleep(latency_s)
         self._turn += 1

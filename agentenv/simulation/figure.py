@@ -2,7 +2,8 @@
 
 Invariants:
 
-* A measurement is a function of (figure, case, seed); cases are compared on the same seeds.
+* A measurement is a function of (figure, case, seed), but where it is one of cost; cases are compared on the same
+  seeds.
 * Every parameter that the paper does not state stands in ``assumed``, and goes wherever the result goes.
 """
 
@@ -118,7 +119,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the paper, or a check of its theory. All functions are pure.
+    """One figure of the paper, a check of its theory, or a question of ours. All functions are pure.
 
     ``measure`` runs in worker processes: it is a function of a module, and so are the others.
     """
@@ -136,6 +137,10 @@ class Figure:
     summarise: Callable[[Measurements], Summary]
     draw: Callable[[Summary, Any], None]
     """(summary, matplotlib Figure) -> the plot."""
+    measures_cost: bool = False
+    """Of CPU time or memory: each measurement is made in a process of its own, by default none beside another."""
+    sized: Callable[[int], Figure] | None = None
+    """The figure for another number of environments, where that can be chosen; UsageError where it is no good."""
     runs: Mapping[str, Run] = field(default_factory=dict)
     """Runs that show what the figure is about, by name; ``agentenv simulate NAME --trace`` traces them."""
 

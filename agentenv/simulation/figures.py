@@ -15,6 +15,7 @@ _MODULES = {
     "fig10": "fig10",
     "async": "async_training",
     "theory": "theory",
+    "scale": "scale",
 }
 NAMES = tuple(_MODULES)
 

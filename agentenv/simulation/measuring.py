@@ -3,6 +3,7 @@
 Invariants:
 
 * The result does not depend on the number of processes.
+* A cost is measured in a process that has done nothing else.
 * An interrupt, or an error in one measurement, ends all of them at once, and the processes with them.
 """
 
@@ -30,7 +31,7 @@ def measure_all(
     """
     work = [(case, seed) for seed in range(seeds) for case in figure.cases]
     measured: dict[tuple[str, int], Measurement] = {}
-    if jobs == 1 or len(work) == 1:
+    if (jobs == 1 or len(work) == 1) and not figure.measures_cost:
         for case, seed in work:
             measured[case, seed] = figure.measure(case, seed)
             on_done(len(measured))
@@ -39,7 +40,10 @@ def measure_all(
         context = multiprocessing.get_context("spawn")
         others = set(multiprocessing.active_children())
         pool = concurrent.futures.ProcessPoolExecutor(
-            min(jobs, len(work)), mp_context=context, initializer=_leave_interrupts_to_the_caller
+            min(jobs, len(work)),
+            mp_context=context,
+            initializer=_leave_interrupts_to_the_caller,
+            max_tasks_per_child=1 if figure.measures_cost else None,
         )
         try:
             running = {pool.submit(_measure, figure.name, *item): item for item in work}

@@ -83,6 +83,16 @@ class Beta:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """How an episode's environment fails."""
+
+    turn: int
+    """In which step; -1: in the reset."""
+    hangs: bool
+    """It never answers; False: it raises."""
+
+
+@dataclass(frozen=True)
 class EpisodePlan:
     """All that will happen in one episode."""
 
@@ -92,6 +102,7 @@ class EpisodePlan:
     """Length of each reply of the policy; at least 1."""
     reward: float
     """At the last step: 1 or 0."""
+    failure: Failure | None = None
 
     @property
     def latency_s(self) -> float:
@@ -120,14 +131,24 @@ class Workload:
     slow_s: float = 0.0
     slow_correlation: float = 0.0
     """Correlation of failing slow between two members of a group, in [0, 1]."""
+    bad_reset_share: float = 0.0
+    """Probability that the reset of an episode raises."""
+    crash_share: float = 0.0
+    """Probability that one of an episode's steps, any, raises."""
+    hang_share: float = 0.0
+    """Probability that one of an episode's steps, any, never answers."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.turns < 1:
             raise ValueError(f"Workload.turns is {self.turns}, must be at least 1")
-        for name in ("slow_share", "slow_correlation"):
+        for name in ("slow_share", "slow_correlation", "bad_reset_share", "crash_share", "hang_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"Workload.{name} is {getattr(self, name)}, must be in [0, 1]")
+        if (failing := self.bad_reset_share + self.crash_share + self.hang_share) > 1.0:
+            raise ValueError(
+                f"Workload.bad_reset_share, crash_share and hang_share are {failing:g} together, must be at most 1"
+            )
 
     def episode(self, task_seed: int, member: int) -> EpisodePlan:
         """The ``member``-th episode of a task."""
@@ -148,4 +169,13 @@ class Workload:
         slow_turn = rng.randrange(self.turns)
         if group_is_slow if follows else own_is_slow:
             step_s[slow_turn] += self.slow_s
-        return EpisodePlan(tuple(step_s), tuple(tokens), reward)
+        return EpisodePlan(tuple(step_s), tuple(tokens), reward, self._failure(rng))
+
+    def _failure(self, rng: random.Random) -> Failure | None:
+        kind, turn = rng.random(), rng.randrange(self.turns)
+        if kind < self.bad_reset_share:
+            return Failure(-1, hangs=False)
+        kind -= self.bad_reset_share
+        if kind < self.crash_share + self.hang_share:
+            return Failure(turn, hangs=kind >= self.crash_share)
+        return None

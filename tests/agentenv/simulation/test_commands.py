@@ -93,7 +93,7 @@ def test_every_figure_can_be_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure as Canvas
 
-    from agentenv.simulation import async_training, fig7, fig8, fig9, fig10, theory
+    from agentenv.simulation import async_training, fig7, fig8, fig9, fig10, scale, theory
 
     found = {
         fig9: {case: [{"batch_s": 2.0, "async_s": 1.0, "ideal_s": 1.0}] for case in fig9.CELLS},
@@ -113,6 +113,21 @@ def test_every_figure_can_be_drawn(tmp_path):
             ]
         },
     }
+    run = (
+        "turn_us",
+        "cpu_s",
+        "wall_s",
+        "turn_s",
+        "grown_mb",
+        "turns",
+        "resets",
+        "episodes",
+        "consumed",
+        "missing",
+    )
+    run += ("crashed", "hung", "moved_turns", "engine_crashes", "look_us")
+    run += ("collecting_s", "longest_collection_s", "began_s", "ended_s")
+    found[scale] = {case: [dict.fromkeys(run, 2.0)] for case in scale.cases(1000)}
     for module, results in found.items():
         canvas = Canvas()
         summary = module.FIGURE.summarise(results)

@@ -256,3 +256,37 @@ def test_a_thousand_sequences_of_a_million_tokens_cost_events_by_the_sequence(ru
     # Work of a little over 10**9 tokens at 8 / 0.001 s.
     assert runner.now == pytest.approx(1e9 / 8000, rel=1e-3)
     assert looks < 5000
+
+
+def test_a_crash_fails_what_is_in_flight_or_waits_and_what_comes_before_the_engine_is_back(runner):
+    engine = SimulatedEngine(DecodeModel(base_s=0.1, knee=2, max_batch=2))
+    told = []
+    engine.watch(lambda: told.append((asyncio.get_running_loop().time(), engine.is_away)))
+
+    async def outcome(name, *, after):
+        try:
+            return (await timed(engine, name, 10, after=after))[0]
+        except ModelError as error:
+            return str(error)
+
+    async def crash():
+        await asyncio.sleep(0.5)
+        engine.crash(2.0)
+
+    starts = {"a": 0.0, "b": 0.0, "waits": 0.1, "early": 2.0, "late": 3.0}
+    *ends, _ = play(runner, *(outcome(name, after=after) for name, after in starts.items()), crash())
+    crashed, away = "the simulated engine crashed", "the simulated engine is away"
+    assert ends == [crashed, crashed, crashed, away, 4.0]
+    assert told == [(0.5, True), (2.5, False)]
+
+
+def test_a_turn_that_begins_after_an_update_has_its_version_whatever_still_runs_from_before(runner):
+    engine = SimulatedEngine(DecodeModel(base_s=1.0), tokens_per_id=1)
+
+    async def update():
+        await asyncio.sleep(2.5)
+        await engine.update_weights({}, 1)
+
+    (_, old), (_, new), _ = play(runner, timed(engine, "a", 5), timed(engine, "b", 2, after=3.0), update())
+    assert old.policy_versions == [0, 0, 0, 1, 1]
+    assert new.policy_versions == [1, 1]

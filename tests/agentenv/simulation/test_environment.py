@@ -1,15 +1,23 @@
 """Workloads, their environments and their tokenizer."""
 
+import asyncio
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from agentenv.conversation import Conversation
 from agentenv.inference.protocol import GenerationRequest
 from agentenv.simulation.clock import VirtualLoop
-from agentenv.simulation.environment import SimulatedEnv, SimulatedTasks, SimulatedTokenizer, reply_tokens
+from agentenv.simulation.environment import (
+    CrashError,
+    SimulatedEnv,
+    SimulatedTasks,
+    SimulatedTokenizer,
+    reply_tokens,
+)
 from agentenv.simulation.workload import Beta, Constant, Gaussian, LogNormal, Workload
 
 
@@ -131,3 +139,53 @@ def test_a_conversation_hands_the_length_of_every_reply_to_the_engine():
     conversation.add_observation("77")
     assert reply_tokens(GenerationRequest("r", conversation.prompt_ids)) == 77
     assert conversation.prompt_ids == [0, 120, 1, 1, 77]
+
+
+def test_failures_have_their_shares_and_change_nothing_else_of_an_episode():
+    sound = Workload(turns=4, step_s=Gaussian(10, 5), tokens=LogNormal(100, 1), pass_rate=Beta(1, 1))
+    failing = replace(sound, bad_reset_share=0.1, crash_share=0.2, hang_share=0.05)
+    plans = [failing.episode(task, 0) for task in range(4000)]
+    assert [replace(plan, failure=None) for plan in plans] == [sound.episode(task, 0) for task in range(4000)]
+    failures = [plan.failure for plan in plans if plan.failure is not None]
+    # The standard error of the largest share is 0.0063.
+    assert sum(failure.turn < 0 for failure in failures) / 4000 == pytest.approx(0.1, abs=0.02)
+    in_steps = [failure for failure in failures if failure.turn >= 0]
+    assert sum(failure.hangs for failure in in_steps) / 4000 == pytest.approx(0.05, abs=0.015)
+    assert sum(not failure.hangs for failure in in_steps) / 4000 == pytest.approx(0.2, abs=0.025)
+    assert {failure.turn for failure in in_steps} == {0, 1, 2, 3}
+
+
+def test_failures_of_more_than_all_episodes_are_refused():
+    with pytest.raises(ValueError, match=r"bad_reset_share, crash_share and hang_share are 1\.2 together"):
+        Workload(bad_reset_share=0.4, crash_share=0.4, hang_share=0.4)
+    with pytest.raises(ValueError, match=r"Workload\.hang_share is -0\.1"):
+        Workload(hang_share=-0.1)
+
+
+def play_one(workload, *, timeout_s=1000.0):
+    """(time, what ended it) of one episode."""
+    runner = VirtualLoop()
+
+    async def episode():
+        env = SimulatedEnv(SimulatedTasks(workload))
+        async with asyncio.timeout(timeout_s):
+            await env.reset(seed=1)
+            while not (await env.step("-"))[2]:
+                pass
+
+    try:
+        runner.call(episode())
+    except (CrashError, TimeoutError) as error:
+        return runner.now, type(error)
+    finally:
+        runner.stop()
+    return runner.now, None
+
+
+def test_an_environment_fails_as_planned():
+    sound = Workload(turns=3, step_s=Constant(10.0))
+    assert play_one(sound) == (30.0, None)
+    assert play_one(replace(sound, bad_reset_share=1.0)) == (0.0, CrashError)
+    turn = replace(sound, crash_share=1.0).episode(1, 0).failure.turn
+    assert play_one(replace(sound, crash_share=1.0)) == (10.0 * (turn + 1), CrashError)
+    assert play_one(replace(sound, hang_share=1.0)) == (1000.0, TimeoutError)
