@@ -176,6 +176,20 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
     # Options of other programs: the curve, compose, the simulation, accelerate launch, Django's test runner.
     others = {"verbose", "json", "sandbox", "svg", "rm", "profile", "build_arg", "plot"}
     others |= {"config_file", "multi_gpu", "num_processes", "cpu", "shm_size"}
+    # Ray's, Slurm's, curl's, and more of accelerate's.
+    others |= {
+        "head",
+        "block",
+        "num_gpus",
+        "generate",
+        "job_name",
+        "nodes",
+        "ntasks",
+        "nodelist",
+        "gpus_per_node",
+    }
+    others |= {"gpus_per_task", "kill_on_bad_exit", "time", "silent", "fail"}
+    others |= {"num_machines", "machine_rank", "main_process_ip", "main_process_port"}
     # vLLM's own, and families of ours that are written --vllm_... and --weight_...
     others |= {"api_key", "dtype", "enforce_eager", "generation_config", "logprobs_mode", "max_model_len"}
     others |= {"gpu_memory_utilization", "tensor_parallel_size", "weight_transfer_config", "vllm", "weight"}
