@@ -21,7 +21,8 @@ _INFERENCE_WITHOUT_TORCH = {
 
 # What defines classes over those of another library.
 _NEED_OTHERS = {
-    "agentenv.cluster.shard_host",  # which sends prompts to engines
+    "agentenv.cluster.shard_host",
+    "agentenv.cluster.shards",  # they send prompts to engines
     "agentenv.interop.openenv.messages",
     "agentenv.interop.openenv.server",
     "agentenv.interop.verifiers.episode",
