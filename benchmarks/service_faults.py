@@ -3,12 +3,14 @@
     python benchmarks/service_faults.py --json service_faults.json --check
     python benchmarks/service_faults.py --engines 0 --check                 services alone, no vLLM
     python benchmarks/service_faults.py --vllm_python /opt/vllm/bin/python --check
+    python benchmarks/service_faults.py --steps 200 --engine_down_s 1 --check   the engine comes back
 
 Three `agentenv sandbox serve` and two vLLM servers are started as docs/sandbox-service.md and docs/engines.md say, and
 serve one `python recipes/swe_sao.py --smoke`, with more steps so that there is a middle of the run:
 
 1. The service with the most leases is killed by SIGKILL, and started again on its port some seconds later.
-2. An engine is killed by SIGKILL while requests are at it, with all its processes, and stays away.
+2. An engine is killed by SIGKILL while requests are at it, with all its processes. It stays away, or with
+   --engine_down_s is started again on its port and must sample again before the run ends.
 
 Then the run's files are read. A run of so many steps trains on the tasks g0, g1, ... of its ledger, each once; so must
 this one. Failed episodes must be those that had a sandbox of the killed service, and none may be trained on.
@@ -152,8 +154,10 @@ class Engines:
         environment = {
             name: value for name, value in run.environment.items() if name != "PYTHONPATH"
         } | settings
+        self._folder, self._environment = folder, environment
+        self._commands: dict[str, list[str]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        for place in range(number):
+        for _ in range(number):
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
@@ -161,15 +165,20 @@ class Engines:
             command += ["--dtype", "float32", "--max-model-len", str(LONGEST_EPISODE), "--port", str(port)]
             command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
             command += ["--enforce-eager", "--no-enable-chunked-prefill"] if on_processor else []
-            with (folder / f"engine-{place}.log").open("wb") as log:
-                self._processes[f"http://127.0.0.1:{port}"] = subprocess.Popen(
-                    command, stdout=log, stderr=log, env=environment, start_new_session=True
-                )
+            self._commands[f"http://127.0.0.1:{port}"] = command
+            self.start(f"http://127.0.0.1:{port}")
 
     @property
     def urls(self) -> list[str]:
-        """Of those that were not killed."""
+        """Of those that run."""
         return list(self._processes)
+
+    def start(self, url: str) -> None:
+        """Start one, at first or again."""
+        with (self._folder / f"engine-{list(self._commands).index(url)}.log").open("ab") as log:
+            self._processes[url] = subprocess.Popen(
+                self._commands[url], stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
 
     def wait(self, patience_s: float) -> None:
         """Until all answer.
@@ -213,8 +222,8 @@ def kill_service(run: Run, services: Services, down_s: float) -> dict[str, Any]:
     return {"url": victim, "after_step": step, "leases": held[victim], "all_leases": sorted(held.values())}
 
 
-def kill_engine(run: Run, engines: Engines) -> dict[str, Any]:
-    """Kill the first that has requests."""
+def kill_engine(run: Run, engines: Engines, down_s: float | None) -> dict[str, Any]:
+    """Kill the first that has requests, and start it again where ``down_s`` says when."""
     found: list[tuple[str, float]] = []
 
     def busy() -> bool:
@@ -223,8 +232,13 @@ def kill_engine(run: Run, engines: Engines) -> dict[str, Any]:
         return bool(found)
 
     run.wait("requests are at an engine", busy, 0.01)
-    engines.kill(found[0][0])
-    return {"after_step": len(run.steps()), "requests_at_it": found[0][1]}
+    url, requests = found[0]
+    engines.kill(url)
+    step = len(run.steps())
+    if down_s is not None:
+        time.sleep(down_s)
+        engines.start(url)
+    return {"url": url, "after_step": step, "requests_at_it": requests}
 
 
 @contextmanager
@@ -266,12 +280,16 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if engines is not None and args.kill_engine_after:
                 after = args.kill_engine_after
                 run.wait(f"{after} steps are done", lambda: len(run.steps()) >= after, 0.02)
-                engine = kill_engine(run, engines)
-            used_again = 0
+                engine = kill_engine(run, engines, args.engine_down_s)
+            used_again, sampled_again = 0, 0.0
 
             def ended() -> bool:
-                nonlocal used_again
+                nonlocal used_again, sampled_again
                 used_again = max(used_again, services.leases(service["url"]))
+                if engine is not None and args.engine_down_s is not None:
+                    # Its probe after each update samples a token, too.
+                    sampled = metric(engine["url"], "generation_tokens_total") - args.steps
+                    sampled_again = max(sampled_again, sampled)
                 return run.trainer.poll() is not None
 
             run.wait("the run ends", ended)
@@ -288,7 +306,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "wall_s": wall_s,
         "exit_code": run.trainer.returncode,
         "service": service | {"leases_again": used_again},
-        "engine": engine,
+        "engine": None
+        if engine is None
+        else engine | {"is_back": args.engine_down_s is not None, "tokens_again": sampled_again},
+        "engines": args.engines,
         "services_not_drained": sum(code != 0 for code in codes),
         "processes_left": left,
         "containers_left": containers_of(owners),
@@ -297,7 +318,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         **rewards(run.folder),
         **{
             name: read_lines(run.folder / "metrics.jsonl")[-1][name]
-            for name in ("engine_losses", "moved_turns")
+            for name in ("engine_losses", "moved_turns", "restarted_tokens", "engines_in_service")
         },
     }
 
@@ -350,6 +371,11 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
             Bar("engines that the run counts as lost", figures["engine_losses"], "==", 1),
             Bar("turns that went on at the other engine", figures["moved_turns"], ">=", 1),
         ]
+    if engine is not None and engine["is_back"]:
+        bars += [
+            Bar("engines in service at the end", figures["engines_in_service"], "==", figures["engines"]),
+            Bar("tokens of the engine after it came back", engine["tokens_again"], ">=", 1),
+        ]
     return bars
 
 
@@ -381,6 +407,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kill_service_after", type=int, default=4, metavar="STEP")
     parser.add_argument("--kill_engine_after", type=int, default=8, metavar="STEP", help="0: never")
     parser.add_argument("--down_s", type=float, default=3.0, help="until the service is started again")
+    parser.add_argument("--engine_down_s", type=float, help="until the engine is started again; unset: never")
     parser.add_argument("--patience_s", type=float, default=900.0, help="for anything at all")
     parser.add_argument("--work_dir", type=Path, help="keep the run's folder and the logs there")
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -400,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures = measure(args, folder)
         except UsageError as error:
             parser.error(str(error))
-    told = ("services", "engines", "steps", "batch_size", "num_envs", "heldout", "down_s")
+    told = ("services", "engines", "steps", "batch_size", "num_envs", "heldout", "down_s", "engine_down_s")
     assumed = {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
@@ -413,7 +440,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"service killed after step {service['after_step']} with {service['leases']} leases (all: "
         f"{service['all_leases']}), back {args.down_s:g} s later; "
         + (
-            f"engine killed after step {engine['after_step']} with {engine['requests_at_it']:.0f} requests; "
+            f"engine killed after step {engine['after_step']} with {engine['requests_at_it']:.0f} requests, "
+            f"{figures['moved_turns']:.0f} turns moved, {engine['tokens_again']:.0f} tokens after it came back; "
             if engine
             else ""
         )

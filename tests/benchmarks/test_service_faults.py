@@ -44,7 +44,9 @@ def figures(**changes: Any) -> dict[str, Any]:
         "engine_losses": 1,
         "moved_turns": 1,
         "service": {"leases": 2, "leases_again": 1},
-        "engine": {"requests_at_it": 1.0},
+        "engine": {"requests_at_it": 1.0, "is_back": True, "tokens_again": 9.0},
+        "engines": 2,
+        "engines_in_service": 2.0,
         "episodes": {"discarded": {"step_SandboxLostError": 1, "reset_SandboxLostError": 1}},
     } | changes
 
@@ -67,6 +69,18 @@ def figures(**changes: Any) -> dict[str, Any]:
         ),
         ({"containers_left": 1}, ["containers left"]),
         ({"engine_losses": 0}, ["engines that the run counts as lost"]),
+        ({"engines_in_service": 1.0}, ["engines in service at the end"]),
+        (
+            {"engine": {"requests_at_it": 1.0, "is_back": True, "tokens_again": 0.0}},
+            ["tokens of the engine after it came back"],
+        ),
+        (
+            {
+                "engine": {"requests_at_it": 1.0, "is_back": False, "tokens_again": 0.0},
+                "engines_in_service": 1.0,
+            },
+            [],
+        ),
     ],
 )
 def test_each_bar_can_be_missed(script: ModuleType, changes: dict[str, Any], missed: list[str]) -> None:

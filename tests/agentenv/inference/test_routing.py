@@ -1,6 +1,7 @@
 """The router: least loaded, sticky, affine, and fair to engines of different speed."""
 
 import asyncio
+import random
 import time
 import zlib
 from collections import Counter
@@ -147,3 +148,42 @@ def test_a_call_takes_as_long_with_a_hundred_thousand_episodes_as_with_a_hundred
         return best
 
     assert seconds(100_000) < 5.0 * seconds(100)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_the_engine_chosen_is_the_one_that_a_search_through_all_would_find(
+    seed: int,
+) -> None:
+    chance, router = random.Random(seed), Router(7)
+    running: list[int] = []
+    out: set[int] = set()
+    for number in range(3_000):
+        draw = chance.random()
+        if draw < 0.45:
+            standing = zip(router._load, router._homes, range(7), strict=True)
+            candidates = [one for one in standing if one[2] not in out or len(out) == 7]
+            running.append(router.begin(f"e{number}", "", 0.0))
+            assert running[-1] == min(candidates)[2]
+        elif draw < 0.85 and running:
+            router.end(running.pop(chance.randrange(len(running))), 0.0)
+        elif draw < 0.95:
+            router.release(f"e{chance.randrange(number + 1)}")
+        elif (index := chance.randrange(7)) in out:
+            out.remove(index)
+            router.take_in(index)
+        else:
+            out.add(index)
+            router.take_out(index)
+
+
+def test_a_new_episode_takes_about_as_long_with_a_thousand_engines_as_with_ten() -> None:
+    def seconds(engines: int) -> float:
+        router, best = Router(engines), 1.0
+        for attempt in range(5):
+            began = time.perf_counter()
+            for number in range(1_000):
+                router.begin(f"{attempt} {number}", "", 0.0)
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    assert seconds(1_000) < 10.0 * seconds(10)
