@@ -15,7 +15,6 @@ of the time, where a step takes so long as stated.
 
 import argparse
 import functools
-import json
 import os
 import pickle
 import platform
@@ -32,13 +31,13 @@ from agentenv import BaseEnv
 from agentenv.cluster import host_pool
 from agentenv.inference import LLMProxy
 from agentenv.inference.protocol import GenerationRequest
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude
 from agentenv.report.progress import Progress
 from agentenv.rollout import AsyncController, RolloutConfig
 from agentenv.testing import ByteTokenizer, ScriptedModel
 
-BAR = 3.0
-"""Most CPU time a step over Ray, in that of process workers, at the greatest number of environments."""
+BAR, BAR_FROM = 3.0, 64
+"""Most CPU time a step over Ray, in that of process workers, with so many environments or more."""
 SIZES = (1, 8, 64)
 BUSY = 0.8
 STEP_S = (1.0, 10.0, 30.0)
@@ -172,8 +171,8 @@ def measure_all(args: argparse.Namespace) -> dict[int, dict[str, list[dict[str, 
 
 
 def summarise(
-    measured: Mapping[int, Mapping[str, Sequence[Mapping[str, float]]]], args: argparse.Namespace
-) -> dict[str, Any]:
+    measured: Mapping[int, Mapping[str, Sequence[Mapping[str, float]]]],
+) -> tuple[list[dict[str, Any]], list[Bar]]:
     """Medians, ratios and what follows from them."""
     rows = []
     for size, kinds in measured.items():
@@ -197,37 +196,37 @@ def summarise(
                 },
             }
         )
+    bars = [
+        Bar(
+            f"CPU time a step over Ray, {row['environments']} environments",
+            row["ratio"],
+            "<=",
+            BAR,
+            "x of process workers",
+        )
+        for row in rows
+        if row["environments"] >= BAR_FROM
+    ]
+    return rows, bars
+
+
+def assumptions(args: argparse.Namespace) -> dict[str, object]:
+    """Sizes, versions, machine."""
     step = ("call", 10**6, "step", (1000, "look there", 119.9))
     answer = ("done", 10**6, True, ("x" * args.characters, 1.0, False, False, {}))
-    greatest = rows[-1]
-    bar = Bar(
-        f"CPU time a step over Ray, {greatest['environments']} environments",
-        greatest["ratio"],
-        "<=",
-        BAR,
-        "x of process workers",
-    )
     return {
-        "assumed": {
-            "turns of an episode": args.turns,
-            "characters of an observation": args.characters,
-            "environments an actor": args.envs_per_actor,
-            "actors": "at least two, one on each node that has processors",
-            "bytes of a message there and back": len(pickle.dumps(step, 5)) + len(pickle.dumps(answer, 5)),
-            "processors": os.cpu_count(),
-            "python": platform.python_version(),
-            "load at the end": round(os.getloadavg()[0], 1),
-        },
-        "rows": rows,
-        "bars": [bar.as_dict()],
-        "held": bar.holds,
+        "turns of an episode": args.turns,
+        "characters of an observation": args.characters,
+        "environments an actor": args.envs_per_actor,
+        "bytes of a message there and back": len(pickle.dumps(step, 5)) + len(pickle.dumps(answer, 5)),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "load at the end": round(os.getloadavg()[0], 1),
     }
 
 
-def report(results: Mapping[str, Any]) -> None:
+def report(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows."""
-    for name, value in results["assumed"].items():
-        print(f"{name}: {value}")
     print(
         f"\n{'':13} {'process':>9} {'Ray':>9} {'':>7} {'calls':>8} {'loop':>7}  environments at 80 %, steps of"
     )
@@ -235,7 +234,7 @@ def report(results: Mapping[str, Any]) -> None:
         f"{'environments':>13} {'us a step':>9} {'us a step':>9} {'ratio':>7} {'a step':>8} {'us':>7}  "
         + " ".join(f"{s:>7g} s" for s in STEP_S)
     )
-    for row in results["rows"]:
+    for row in rows:
         served = " ".join(f"{number:>9,.0f}" for number in row["environments_at_80_percent"].values())
         process, over_ray = row["process"], row["ray"]
         print(
@@ -264,17 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name} is {getattr(args, name)}, must be at least 1")
     if min(args.num_envs) < 1:
         parser.error(f"--num_envs is {args.num_envs}, each must be at least 1")
-    results = summarise(measure_all(args), args)
-    report(results)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    held = print_bars(
-        [
-            Bar(item["name"], item["value"], item["relation"], item["limit"], item["unit"])
-            for item in results["bars"]
-        ]
-    )
-    return 1 if args.check and not held else 0
+    rows, bars = summarise(measure_all(args))
+    report(rows)
+    return conclude(bars, assumed=assumptions(args), figures=rows, json_file=args.json, check=args.check)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from agentenv.inference.protocol import Generation, GenerationRequest
 from agentenv.inference.vllm.engine import VLLMEngine
 from agentenv.inference.vllm.json_http import JsonHttp
 from agentenv.inference.vllm.server import ServerBackend
-from agentenv.report.bars import Bar, print_bars
+from agentenv.report.bars import Bar, conclude
 from agentenv.report.progress import Progress
 from agentenv.rollout import AsyncController, RolloutConfig
 
@@ -237,8 +237,8 @@ def measure_all(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
 
 
 def summarise(
-    measured: Mapping[str, Sequence[Mapping[str, float]]], args: argparse.Namespace
-) -> dict[str, Any]:
+    measured: Mapping[str, Sequence[Mapping[str, float]]],
+) -> tuple[dict[str, Any], list[Bar]]:
     """Medians, what follows from them, and bars."""
     rows = {}
     for name, repeats in measured.items():
@@ -259,31 +259,29 @@ def summarise(
         ),
         Bar("loop's CPU a turn, shards over slots here; server", ratios["server"], "<=", SERVER_BAR, "x"),
     ]
+    return rows, bars
+
+
+def assumptions(args: argparse.Namespace) -> dict[str, object]:
+    """Sizes, versions, machine."""
     return {
-        "assumed": {
-            "environments": args.num_envs,
-            "turns of an episode": args.turns,
-            "characters of an observation": args.characters,
-            "tokens of an observation": len(TOKENIZER.encode(Paragraphs(1, args.characters).text)),
-            "tokens of a reply": len(REPLY),
-            "batches": args.batches,
-            "processors": os.cpu_count(),
-            "python": platform.python_version(),
-            "load at the end": round(os.getloadavg()[0], 1),
-        },
-        "rows": rows,
-        "bars": [bar.as_dict() for bar in bars],
-        "held": all(bar.holds for bar in bars),
+        "environments": args.num_envs,
+        "turns of an episode": args.turns,
+        "characters of an observation": args.characters,
+        "tokens of an observation": len(TOKENIZER.encode(Paragraphs(1, args.characters).text)),
+        "tokens of a reply": len(REPLY),
+        "batches": args.batches,
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "load at the end": round(os.getloadavg()[0], 1),
     }
 
 
-def report(results: Mapping[str, Any]) -> None:
+def report(rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the rows."""
-    for name, value in results["assumed"].items():
-        print(f"{name}: {value}")
     print(f"\n{'':26} {'loop, us':>9} {'process, us':>12} {'turns/s':>8}   environments at 80 %, turns of")
     print(f"{'':58} " + " ".join(f"{turn_s:>8g} s" for turn_s in TURN_S))
-    for name, row in results["rows"].items():
+    for name, row in rows.items():
         served = " ".join(f"{number:>10,.0f}" for number in row["environments_at_80_percent"].values())
         print(
             f"{name:<26} {row['loop_us']:>9.0f} {row['process_us']:>12.0f} {row['turns_per_s']:>8.0f} {served}"
@@ -305,17 +303,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("num_envs", "turns", "characters", "batches", "repeats"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}, must be at least 1")
-    results = summarise(measure_all(args), args)
-    report(results)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    held = print_bars(
-        [
-            Bar(item["name"], item["value"], item["relation"], item["limit"], item["unit"])
-            for item in results["bars"]
-        ]
-    )
-    return 1 if args.check and not held else 0
+    rows, bars = summarise(measure_all(args))
+    report(rows)
+    return conclude(bars, assumed=assumptions(args), figures=rows, json_file=args.json, check=args.check)
 
 
 if __name__ == "__main__":
