@@ -7,7 +7,8 @@ report stays at the actor until there is something, or until the next one reliev
 Invariants:
 
 * Messages arrive in the order in which they were posted, whatever the order of the calls.
-* A call is at the actor whenever an answer is awaited, so the death of the actor or its node is noticed.
+* A call is at the actor whenever an answer is awaited, so the death of the actor or its node is noticed; one that lives
+  and says nothing (its loop hangs, its machine is cut off) counts as lost after LONGEST_SILENCE_S.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_STAY_S = 10.0
 """After which an empty answer comes back: the sign of life of an actor that has nothing to say."""
+LONGEST_SILENCE_S = 60.0
+"""Without any answer, where one is due after LONGEST_STAY_S."""
 _MOST_CALLS = 2
 
 
@@ -94,6 +97,9 @@ class ActorChannel:
         """Calls of the actor."""
         self._is_flushing = False
         self._is_closed = False
+        self._heard_s = 0.0
+        """When it last answered, or had been asked nothing."""
+        self._watch: asyncio.TimerHandle | None = None
         self.num_calls = 0
         """Of the actor so far."""
 
@@ -105,6 +111,8 @@ class ActorChannel:
         """Send nothing more; calls that wait end with the error."""
         if not self._is_closed:
             self._is_closed = True
+            if self._watch is not None:
+                self._watch.cancel()
             self.mailbox.fail(error or ActorLostError("the connection to the actor was closed"))
 
     def _flush_soon(self) -> None:
@@ -126,7 +134,11 @@ class ActorChannel:
             return
         self._next_batch += 1
         self.num_calls += 1
+        if not self._under_way:
+            self._heard_s = self._loop.time()
         self._under_way += 1
+        if self._watch is None:
+            self._watch = self._loop.call_later(LONGEST_SILENCE_S, self._look)
         reference.future().add_done_callback(self._hand_over)
 
     def _hand_over(self, call: Future[list[Message]]) -> None:
@@ -134,8 +146,20 @@ class ActorChannel:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._returned, call)
 
+    def _look(self) -> None:
+        """Whether the actor has answered of late."""
+        self._watch = None
+        if self._is_closed or not self._under_way:
+            return
+        left_s = self._heard_s + LONGEST_SILENCE_S - self._loop.time()
+        if left_s > 0:
+            self._watch = self._loop.call_later(left_s, self._look)
+            return
+        self._lose(TimeoutError(f"no answer for {LONGEST_SILENCE_S:g} s"))
+
     def _returned(self, call: Future[list[Message]]) -> None:
         self._under_way -= 1
+        self._heard_s = self._loop.time()
         if self._is_closed:
             return
         if (error := call.exception()) is not None:
@@ -148,7 +172,8 @@ class ActorChannel:
         if self._is_closed:
             return
         # Ray's messages go on for many lines; they stay with the cause.
-        lost = ActorLostError(type(error).__name__)
+        silent = isinstance(error, TimeoutError)
+        lost = ActorLostError(str(error) if silent else type(error).__name__)
         lost.__cause__ = error
         self.close(lost)
         self._on_lost(lost)

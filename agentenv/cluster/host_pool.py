@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -196,8 +197,10 @@ class HostPool:
             asked_s = time.time()
             facts = await asyncio.wrap_future(actor.facts.remote().future())
             check_facts(facts, asked_s=asked_s, answered_s=time.time())
-        except BaseException:
+        except BaseException as error:
             _kill(actor)
+            if (missing := _what_is_missing(error)) is not None:
+                raise missing from error
             raise
         host: Host | None = None
 
@@ -240,6 +243,21 @@ class HostPool:
     def _announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _what_is_missing(error: BaseException) -> UsageError | None:
+    """The module that a node could not import, and how it gets it; None where that is not what happened."""
+    # Ray has no type for it: an actor whose class can't be loaded dies like any other.
+    text = str(error)
+    if "failed to import on the worker" not in text:
+        return None
+    missing = re.findall(r"^(?:ModuleNotFound|Import)Error: (.*)$", text, re.MULTILINE)
+    node = re.search(r"\bip=([^,)\s]+)", text)
+    return UsageError(
+        f"node {node[1] if node else '(unknown)'} of the Ray cluster can't import what an actor needs: "
+        f"{missing[-1] if missing else text.strip().splitlines()[-1]}; "
+        "there, in the environment that `ray start` ran in: pip install 'agentenv-rl[ray]', in this machine's version"
+    )
 
 
 def _kill(actor: Any) -> None:

@@ -8,14 +8,14 @@ Invariants:
 * Every call ends: with its result, with what it raised, or with what :meth:`Mailbox.fail` was given.
 * A call that is cancelled is cancelled on the other side; a call that was only started (:meth:`Mailbox.start`) goes on
   when whoever waits for it gives up.
-* An exception arrives as what it was, where it can be pickled, with the other side's traceback as a note.
+* An exception arrives with the other side's traceback as a note, as what it was where its class is Python's or
+  agentenv's own: another class may be one that this side can't load.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import pickle
 import traceback
 from collections.abc import Callable, Coroutine
@@ -23,10 +23,9 @@ from functools import partial
 from typing import Any
 
 from agentenv.errors import AgentEnvError, InfrastructureError
+from agentenv.rollout.workers.wire import error_from_wire, error_to_wire
 
 __all__ = ["Handler", "Mailbox", "Message"]
-
-logger = logging.getLogger(__name__)
 
 Message = tuple[str, int, Any, Any]
 """("call", number, method, arguments), ("done", number, succeeded, result or exception) or ("cancel", number, None,
@@ -141,18 +140,26 @@ def _look_at(future: asyncio.Future[Any]) -> None:
 
 
 def _portable(error: BaseException) -> Exception:
-    """The exception as it can be sent."""
-    note = "In an actor:\n" + "".join(traceback.format_exception(error))
-    error.__cause__ = error.__context__ = None
-    error.__traceback__ = None
-    if isinstance(error, Exception):
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            logger.debug("%r can't be pickled", error)
-        else:
-            error.add_note(note)
-            return error
-    made: Exception = AgentEnvError(f"{type(error).__name__}: {error}")
-    made.add_note(note)
+    """The exception as it can be sent: of a class that the other side has."""
+    notes = [*getattr(error, "__notes__", []), "In an actor:\n" + "".join(traceback.format_exception(error))]
+    made: Exception
+    if isinstance(error, AgentEnvError):
+        made = error_from_wire(*error_to_wire(error))
+    elif isinstance(error, Exception) and type(error).__module__ == "builtins":
+        made = _copy(error)
+    else:
+        made = _as_text(error)
+    made.__notes__ = notes
     return made
+
+
+def _copy(error: Exception) -> Exception:
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return _as_text(error)
+    return copy if isinstance(copy, Exception) else _as_text(error)
+
+
+def _as_text(error: BaseException) -> AgentEnvError:
+    return AgentEnvError(f"{type(error).__name__}: {error}")

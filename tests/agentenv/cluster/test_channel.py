@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentenv.cluster import channel as channel_module
 from agentenv.cluster.channel import ActorChannel, ActorEnd, ActorLostError
-from agentenv.errors import AgentEnvError, EnvError, InfrastructureError
+from agentenv.errors import AgentEnvError, EnvError, InfrastructureError, SandboxError
 
 
 class _Reference:
@@ -117,6 +117,25 @@ def test_an_exception_that_cannot_be_pickled_arrives_as_its_text() -> None:
     async def scenario() -> None:
         with pytest.raises(AgentEnvError, match="LocalError: only here"):
             await Pair(handler).call("go")
+
+    _run(scenario())
+
+
+def test_a_class_of_errors_that_only_the_actor_has_arrives_as_the_nearest_that_both_have() -> None:
+    class DiskError(SandboxError):
+        def __init__(self, disk: int) -> None:
+            super().__init__(f"disk {disk} is full")
+
+    async def handler(method: str) -> None:
+        error = DiskError(3)
+        error.add_note("said the environment")
+        raise error
+
+    async def scenario() -> None:
+        with pytest.raises(SandboxError, match=r"^disk 3 is full") as caught:
+            await Pair(handler).call("go")
+        assert type(caught.value) is SandboxError
+        assert "said the environment" in caught.value.__notes__
 
     _run(scenario())
 
@@ -257,6 +276,79 @@ def test_the_loss_of_the_actor_ends_every_call_and_every_later_one(when: str) ->
         with pytest.raises(ActorLostError):
             await pair.call("echo")
         assert len(pair.losses) == 1
+
+    _run(scenario())
+
+
+def test_an_actor_that_lives_and_says_nothing_is_lost_and_one_that_says_little_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "LONGEST_STAY_S", 0.05)
+    monkeypatch.setattr(channel_module, "LONGEST_SILENCE_S", 0.3)
+
+    async def scenario() -> None:
+        pair = Pair(_echo)
+        assert await pair.call("sleep", 0.9) == (0.9,)
+        await asyncio.sleep(0.4)  # nothing is asked, so no answer is due
+        assert await pair.call("echo") == () and not pair.losses
+        pair.actor.remote = lambda *batch: _Reference(Future())  # type: ignore[method-assign]
+        began = time.monotonic()
+        with pytest.raises(ActorLostError, match=r"no answer for 0\.3 s"):
+            await pair.call("echo")
+        assert 0.25 < time.monotonic() - began < 2.0
+        assert len(pair.losses) == 1
+
+    _run(scenario())
+
+
+def test_an_answer_that_comes_after_the_loss_changes_nothing() -> None:
+    async def scenario() -> None:
+        pair = Pair(_echo)
+        kept: Future[Any] = Future()
+        futures = iter([kept])
+        remote = pair.actor.remote
+        pair.actor.remote = lambda *batch: _Reference(next(futures))  # type: ignore[method-assign]
+        first = pair.channel.mailbox.start("echo", 1)
+        await asyncio.sleep(0.01)
+        pair.actor.remote, pair.actor.dies = remote, RuntimeError("gone")  # type: ignore[method-assign]
+        second = pair.channel.mailbox.start("echo", 2)
+        for call in (first, second):
+            with pytest.raises(ActorLostError):
+                await call
+        kept.set_result([("done", 0, True, "late")])
+        await asyncio.sleep(0.02)
+        assert isinstance(first.exception(), ActorLostError) and len(pair.losses) == 1
+
+    _run(scenario())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 12))
+def test_every_call_ends_wherever_the_actor_dies_and_whatever_is_cancelled(
+    seed: int, calls: int, dies_after: int
+) -> None:
+    async def scenario() -> None:
+        chance = random.Random(seed)
+
+        async def handler(method: str, number: int) -> int:
+            await asyncio.sleep(chance.choice([0.0, 0.001, 0.004]))
+            return number
+
+        pair = Pair(handler, lambda: chance.choice([0.0, 0.0, 0.002]))
+        made = []
+        for number in range(calls):
+            made.append(asyncio.create_task(pair.call("go", number)))
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.choice([0.0, 0.002]))
+            if chance.random() < 0.2:
+                chance.choice(made).cancel()
+            if number == dies_after:
+                pair.actor.dies = RuntimeError("gone")
+        ends = await asyncio.gather(*made, return_exceptions=True)
+        for number, end in enumerate(ends):
+            assert end == number or isinstance(end, (ActorLostError, asyncio.CancelledError))
+        if dies_after >= calls:
+            assert not pair.losses and not any(isinstance(end, ActorLostError) for end in ends)
 
     _run(scenario())
 

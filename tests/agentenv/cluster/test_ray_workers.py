@@ -372,7 +372,7 @@ def test_nothing_outlives_a_killed_trainer(two_nodes: Any, tmp_path: Path) -> No
     for _ in range(2):  # the second time after the first one's death
         told = tmp_path / "pids"
         with subprocess.Popen([sys.executable, str(script), two_nodes.address, str(told)]) as trainer:
-            deadline = time.monotonic() + 60.0
+            deadline = time.monotonic() + 120.0
             while not told.exists() and time.monotonic() < deadline:
                 time.sleep(0.1)
             pids = [int(pid) for pid in told.read_text().split()]
@@ -415,6 +415,55 @@ def test_bad_input_of_an_environment_on_another_node_stops_the_run(two_nodes: An
     env_fn = functools.partial(agentenv.make, "NoSuch-v0")
     with pytest.raises(UsageError, match="NoSuch-v0"), _controller(two_nodes, env_fn) as controller:
         controller.get_batch(0)
+
+
+def test_a_node_that_cannot_import_agentenv_is_named_with_what_to_install(
+    two_nodes: Any, tmp_path: Path
+) -> None:
+    """Another agentenv comes first on that node's path; the run's script and folder are elsewhere."""
+    (tmp_path / "other" / "agentenv").mkdir(parents=True)
+    (tmp_path / "other" / "agentenv" / "__init__.py").touch()
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from agentenv.errors import UsageError
+        from agentenv.inference import LLMProxy
+        from agentenv.rollout import AsyncController, RolloutConfig
+        from agentenv.testing import ByteTokenizer, EchoEnv, ScriptedModel
+
+        config = RolloutConfig(
+            batch_size=1, num_envs=1, worker="ray", ray_address=sys.argv[1], ray_resources="bare=1"
+        )
+        proxy = LLMProxy([ScriptedModel(["a"], repeat=True)])
+        with AsyncController(EchoEnv, proxy, ByteTokenizer(), config) as controller:
+            try:
+                controller.get_batch(0)
+            except UsageError as error:
+                sys.stdout.write(str(error))
+        """)
+    )
+    node = two_nodes.add_node(
+        num_cpus=1,
+        object_store_memory=80 * 2**20,
+        resources={"bare": 1},
+        env_vars={"PYTHONPATH": str(tmp_path / "other")},
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script), two_nodes.address],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=120.0,
+            check=True,
+        )
+    finally:
+        two_nodes.remove_node(node, allow_graceful=False)
+    named = f"node {node.node_ip_address} of the Ray cluster can't import what an actor needs"
+    assert f"{named}: No module named 'agentenv" in done.stdout
+    assert "pip install 'agentenv-rl[ray]'" in done.stdout
 
 
 @pytest.mark.parametrize(
