@@ -25,7 +25,7 @@ from typing import Any
 from agentenv.errors import AgentEnvError, InfrastructureError
 from agentenv.rollout.workers.wire import error_from_wire, error_to_wire
 
-__all__ = ["Handler", "Mailbox", "Message"]
+__all__ = ["Handler", "Mailbox", "Message", "portable"]
 
 Message = tuple[str, int, Any, Any]
 """("call", number, method, arguments), ("done", number, succeeded, result or exception) or ("cancel", number, None,
@@ -130,7 +130,7 @@ class Mailbox:
         elif (error := task.exception()) is None:
             self._post(("done", number, True, task.result()))
         else:
-            self._post(("done", number, False, _portable(error)))
+            self._post(("done", number, False, portable(error)))
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
@@ -139,7 +139,7 @@ def _look_at(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _portable(error: BaseException) -> Exception:
+def portable(error: BaseException) -> Exception:
     """The exception as it can be sent: of a class that the other side has."""
     notes = [*getattr(error, "__notes__", []), "In an actor:\n" + "".join(traceback.format_exception(error))]
     made: Exception

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.cluster.channel import ActorEnd
 from agentenv.cluster.connection import NodeFacts, node_facts
 from agentenv.cluster.env_host import adopt_surroundings
-from agentenv.cluster.mailbox import Mailbox, Message
+from agentenv.cluster.mailbox import Mailbox, Message, portable
 from agentenv.conversation import Tokenizer
 from agentenv.errors import EnvError
 from agentenv.inference.protocol import Generation, GenerationRequest, SamplingParams
@@ -104,7 +104,7 @@ class ShardHost:
         try:
             trajectory = await slot.run_episode(**episode)
         except EpisodeFailedError as failure:
-            return None, failure.stage, failure.cause, slot.workers_made
+            return None, failure.stage, portable(failure.cause), slot.workers_made
         finally:
             del self._playing[number]
         return trajectory, "", None, slot.workers_made
