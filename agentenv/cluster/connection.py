@@ -23,7 +23,7 @@ from typing import Any
 
 from agentenv.errors import MissingExtraError, UsageError
 
-__all__ = ["NAMESPACE", "NodeFacts", "check_facts", "check_resources", "connect", "node_facts"]
+__all__ = ["NAMESPACE", "NodeFacts", "able_nodes", "check_facts", "check_resources", "connect", "node_facts"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,16 @@ def _check_address(address: str) -> None:
         raise UsageError(f"ray_address={address!r}: nothing answers there ({error}); {_ADVICE}") from error
 
 
+def able_nodes(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float]) -> list[Mapping[str, Any]]:
+    """Those that live and have all of the resources, whatever else runs there; of ``ray.nodes()``."""
+    return [
+        node
+        for node in nodes
+        if node.get("Alive")
+        and all(node["Resources"].get(name, 0.0) >= number for name, number in wanted.items())
+    ]
+
+
 def check_resources(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float], *, what: str) -> int:
     """Whether some node has all of them.
 
@@ -119,12 +129,7 @@ def check_resources(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float],
     Raises:
         UsageError: none has them, whatever else runs there.
     """
-    alive = [node for node in nodes if node.get("Alive")]
-    able = [
-        node
-        for node in alive
-        if all(node["Resources"].get(name, 0.0) >= number for name, number in wanted.items())
-    ]
+    able = able_nodes(nodes, wanted)
     if able:
         return len(able)
     asked = ", ".join(f"{name}={number:g}" for name, number in wanted.items())
@@ -135,7 +140,8 @@ def check_resources(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float],
             for name, number in sorted(node["Resources"].items())
             if ":" not in name and "memory" not in name
         )
-        for node in alive
+        for node in nodes
+        if node.get("Alive")
     )
     raise UsageError(f"{what} needs {asked} on one node, which no node of the Ray cluster has: {there}")
 

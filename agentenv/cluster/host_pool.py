@@ -35,6 +35,8 @@ _FIRST_WAIT_S = 15.0
 _REPLACE_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _IMBALANCE = 2
+LOOK_S = 10.0
+"""How often nodes that joined are looked for."""
 
 
 class Host:
@@ -94,6 +96,7 @@ class HostPool:
         self._num_actors = num_actors or 0
         self._losses_in_a_row = 0
         self._spread_until = 0.0
+        self._looking: asyncio.Task[None] | None = None
         _of_loops.setdefault(self._loop, []).append(self)
 
     @property
@@ -122,6 +125,7 @@ class HostPool:
                 self._spread_until = self._loop.time() + _FIRST_WAIT_S
                 for _ in range(self._num_actors):
                     self._start_host(0.0)
+                self._looking = self._looking or asyncio.create_task(self._look_for_nodes())
         while self._failure is None:
             now = self._loop.time()
             enough = self._spread_until if self._starting else 0.0
@@ -166,21 +170,37 @@ class HostPool:
 
     def end(self) -> None:
         """End the actors, whatever is in them."""
-        for task in self._starting:
+        for task in [*self._starting, *([self._looking] if self._looking is not None else [])]:
             task.cancel()
+        self._looking = None
         ended, self._live = self._live, []
         for host in ended:
             host.channel.close()
             _kill(host.actor)
 
-    def _start_host(self, pause_s: float) -> None:
-        task = asyncio.create_task(self._bring_up(pause_s))
+    async def _look_for_nodes(self) -> None:
+        """Start an actor on each node that has none: one that joined."""
+        import ray
+
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._starting or len(self._live) >= self.placement.num_envs:
+                continue  # those that wait for room go there
+            nodes = await asyncio.to_thread(ray.nodes)
+            used = {host.facts.node_id for host in self._live}
+            for node in self.placement.able(nodes):
+                if node["NodeID"] not in used and len(self._starting) < self.placement.num_envs:
+                    self._start_host(0.0, node["NodeID"])
+
+    def _start_host(self, pause_s: float, node_id: str | None = None) -> None:
+        task = asyncio.create_task(self._bring_up(pause_s, node_id))
         self._starting.add(task)
         task.add_done_callback(self._brought_up)
 
-    async def _bring_up(self, pause_s: float) -> None:
-        """Start an actor; pends until a node has room."""
+    async def _bring_up(self, pause_s: float, node_id: str | None) -> None:
+        """Start an actor, on a node or anywhere; pends until a node has room."""
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         await asyncio.sleep(pause_s)
         resources = dict(self.placement.resources)
@@ -188,7 +208,9 @@ class HostPool:
             "num_cpus": resources.pop("CPU", 0.0),
             "num_gpus": resources.pop("GPU", 0.0),
             "resources": resources,
-            "scheduling_strategy": "SPREAD",
+            "scheduling_strategy": "SPREAD"
+            if node_id is None
+            else NodeAffinitySchedulingStrategy(node_id, soft=True),
             "max_concurrency": 1000,
             "max_restarts": 0,
         }

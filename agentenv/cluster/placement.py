@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from agentenv.cluster.connection import check_resources, connect
+from agentenv.cluster.connection import able_nodes, check_resources, connect
 from agentenv.errors import UsageError
 
 __all__ = ["NODE_LOST", "Placement", "parse_resources"]
@@ -43,6 +45,10 @@ class Placement:
         )
         _checked.add(self)
         return min(max(math.ceil(self.num_envs / self.envs_per_actor), able), self.num_envs)
+
+    def able(self, nodes: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Nodes of the cluster that can have such an actor."""
+        return able_nodes(nodes, dict(self.resources))
 
     def check_once(self) -> None:
         """The same, unless it went well before: a node may be lost, and come back, while a run goes on."""
