@@ -3,7 +3,7 @@
 Invariants:
 
 * A new guest goes to the live actor with the fewest; one whose actor has clearly more than another is told so between
-  two episodes (:meth:`HostPool.should_move`), so nodes that join later are used.
+  two episodes (:meth:`HostPool.should_move`). A node that joins gets an actor, and so is used.
 * An actor that is lost takes its running episodes with it, as errors, and nothing else; another one takes its place as
   soon as some node has room.
 * Actors end when no guest is left, or with the process.
