@@ -100,6 +100,11 @@ class AgentRunner:
             raise UsageError(
                 f"RolloutConfig.{what}: an agent program's turns come when it likes; must be another"
             )
+        if config.worker == "ray":
+            raise UsageError(
+                "RolloutConfig.worker is 'ray': agent programs run beside the rollout, or in sandboxes, which may be "
+                "elsewhere; must be another"
+            )
         if config.system_prompt is not None:
             raise UsageError(
                 "RolloutConfig.system_prompt is set: an agent program brings its own; must be None"

@@ -273,6 +273,7 @@ def test_a_program_does_not_get_the_environment_of_the_trainer(
     [
         ({"mode": "batch"}, "mode is 'batch'"),
         ({"mode": "sync", "deterministic": True}, "deterministic"),
+        ({"worker": "ray"}, "worker is 'ray'"),
         ({"system_prompt": "be brief"}, "system_prompt"),
     ],
 )
