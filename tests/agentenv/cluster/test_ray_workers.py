@@ -341,13 +341,18 @@ def test_a_lost_node_costs_its_running_episodes_and_one_that_joins_is_used(
         before = {item.info["raylet"] for item in first}
         assert len(before) == 2
         two_nodes.remove_node(next(iter(two_nodes.worker_nodes)), allow_graceful=False)
-        _train(controller, 3, start=1)
+        step, deadline = 1, time.monotonic() + 60.0
+        # Its actors outlive the node by a second or two.
+        while not controller.counts()["discarded"] and time.monotonic() < deadline:
+            _train(controller, 1, start=step)
+            step += 1
+        (left,) = {item.info["raylet"] for item in _train(controller, 3, start=step)[32:]}
+        step += 3
         lost = controller.counts()["discarded"]
-        assert set(lost) <= {"step_NodeLost", "reset_NodeLost"} and sum(lost.values()) <= 16
-        (left,) = {item.info["raylet"] for item in _train(controller, 2, start=4)[16:]}
+        assert set(lost) <= {"step_NodeLost", "reset_NodeLost"} and 1 <= sum(lost.values()) <= 16
         assert left in before
         two_nodes.add_node(num_cpus=4, object_store_memory=80 * 2**20)
-        step, found = 6, {left}
+        found = {left}
         deadline = time.monotonic() + 60.0
         while len(found) < 2 and time.monotonic() < deadline:
             found |= {item.info["raylet"] for item in _train(controller, 1, start=step)}

@@ -110,7 +110,10 @@ def test_a_killed_service_costs_its_episodes_and_is_used_again_when_it_is_back(
     try:
         batches = [controller.get_batch(0)]
         controller.sync_weights({}, 1)
-        assert all(endpoint._load for endpoint in remote._endpoints), "each of them lends"  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 20
+        while not all(endpoint._load for endpoint in remote._endpoints):  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline, "each of them lends"
+            time.sleep(0.002)  # one may be between two episodes
         victim = services[0]
         victim.kill()
         again = threading.Timer(1.0, lambda: services.append(start(victim.port)))
