@@ -29,12 +29,12 @@ from agentenv.agents.episode_record import Outcome
 from agentenv.agents.program import AgentCall, AgentOutcome, PlayFn
 from agentenv.conversation import Tokenizer
 from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, MissingExtraError, UsageError
-from agentenv.inference.protocol import SamplingParams
 from agentenv.inference.proxy import LLMProxy
 from agentenv.listening import listen
-from agentenv.rollout.barrier import TurnBarrier
 from agentenv.rollout.config import RolloutConfig
-from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
+from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.group import EpisodeTicket
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.rollout.workers.call_thread import CallThread
 from agentenv.rollout.workers.wire import json_able
 from agentenv.trace import slot_track
@@ -110,24 +110,14 @@ class AgentRunner:
                 "RolloutConfig.system_prompt is set: an agent program brings its own; must be None"
             )
 
-    def make_slot(
-        self,
-        name: str,
-        proxy: LLMProxy,
-        tokenizer: Tokenizer,
-        config: RolloutConfig,
-        *,
-        sampling: SamplingParams | None = None,
-        policy: FailurePolicy | None = None,
-        barrier: TurnBarrier | None = None,
-    ) -> AgentSlot:
+    def make_slot(self, name: str, context: SlotContext) -> AgentSlot:
         """A slot for one program at a time.
 
         Raises:
             UsageError: see :meth:`check`.
         """
-        self.check(config)
-        slot = AgentSlot(name, self, proxy, tokenizer, config, sampling or config.sampling())
+        self.check(context.config)
+        slot = AgentSlot(name, self, context)
         with self._lock:
             self._slots.add(slot)
         return slot
@@ -172,18 +162,11 @@ class AgentRunner:
 class AgentSlot:
     """Plays one agent program after another; see :class:`~agentenv.rollout.slot.EpisodeSlot`."""
 
-    def __init__(
-        self,
-        name: str,
-        runner: AgentRunner,
-        proxy: LLMProxy,
-        tokenizer: Tokenizer,
-        config: RolloutConfig,
-        sampling: SamplingParams,
-    ) -> None:
+    def __init__(self, name: str, runner: AgentRunner, context: SlotContext) -> None:
         self.name = name
-        self._runner, self._proxy, self._tokenizer = runner, proxy, tokenizer
-        self._config, self._sampling = config, sampling
+        self._runner = runner
+        self._proxy, self._tokenizer, self._config = context.proxy, context.tokenizer, context.config
+        self._sampling = context.turn_sampling
         self.workers_made = 0
         self._thread = self._new_thread()
         self._left: list[CallThread] = []
@@ -196,9 +179,7 @@ class AgentSlot:
         episode = self._episode
         return 0 if episode is None else episode.record.action_tokens + episode.aborted_tokens
 
-    async def run_episode(
-        self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int
-    ) -> Trajectory:
+    async def run_episode(self, ticket: EpisodeTicket, sampling_seed: int) -> Trajectory:
         """Play one program.
 
         Raises:
@@ -218,14 +199,14 @@ class AgentSlot:
             generate_timeout_s=config.generate_timeout_s,
             deadline=started + allowed_s,
             seed=sampling_seed,
-            affinity="" if config.prompt_replication else group_id,
+            affinity="" if config.prompt_replication else ticket.group_id,
         )
-        episode = self._episode = endpoint.open(settings, episode_id)
+        episode = self._episode = endpoint.open(settings, ticket.episode_id)
         episode.track = slot_track(self.name)
         began = loop.time()
         call = AgentCall(
-            seed=task_seed,
-            base_url=f"{url}/episodes/{episode_id}/v1",
+            seed=ticket.task_seed,
+            base_url=f"{url}/episodes/{ticket.episode_id}/v1",
             api_key=episode.api_key,
             model=endpoint.model,
             deadline=time.monotonic() + allowed_s,
@@ -244,11 +225,11 @@ class AgentSlot:
         info.pop("failure", None)  # reserved: it marks what must not be trained on
         trajectory = episode.record.trajectory(
             Outcome(outcome.reward, not truncated, truncated, reason, info),
-            episode_id=episode_id,
-            task_id=str(info.get("task_id", task_seed)),
-            group_id=group_id,
-            seed=task_seed,
-            start_version=start_version,
+            episode_id=ticket.episode_id,
+            task_id=str(info.get("task_id", ticket.task_seed)),
+            group_id=ticket.group_id,
+            seed=ticket.task_seed,
+            start_version=ticket.start_version,
             duration_s=loop.time() - started,
         )
         if trajectory is None:

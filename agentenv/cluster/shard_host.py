@@ -30,6 +30,8 @@ from agentenv.inference.vllm.server import ServerBackend
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.group import EpisodeTicket
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.rollout.workers import WorkerKind
 from agentenv.rollout.workers.env_payload import EnvPayload
 
@@ -91,18 +93,17 @@ class ShardHost:
         kind: WorkerKind,
         payload: EnvPayload,
         sampling: SamplingParams | None,
-        episode: Mapping[str, Any],
+        ticket: EpisodeTicket,
+        sampling_seed: int,
     ) -> tuple[Any, ...]:
         """An episode's trajectory, or the stage that it failed in and why; and the slot's workers so far."""
         slot = self._slots.get(number)
         if slot is None:
-            config = replace(self._config, worker=kind)
-            slot = self._slots[number] = EnvManager(
-                name, payload, self._proxy, self._tokenizer, config, sampling=sampling
-            )
+            context = SlotContext(self._proxy, self._tokenizer, replace(self._config, worker=kind), sampling)
+            slot = self._slots[number] = EnvManager(name, payload, context)
         self._playing[number] = asyncio.current_task()
         try:
-            trajectory = await slot.run_episode(**episode)
+            trajectory = await slot.run_episode(ticket, sampling_seed)
         except EpisodeFailedError as failure:
             return None, failure.stage, portable(failure.cause), slot.workers_made
         finally:

@@ -34,6 +34,8 @@ from agentenv.inference.protocol import DistantPrompt, Generation, GenerationReq
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.group import EpisodeTicket
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.rollout.workers import env_payload, worker_kind
 from agentenv.trajectory import Trajectory
 
@@ -153,26 +155,24 @@ class ShardSlot:
         assert self._host is not None
         return self._host.channel.mailbox
 
-    async def run_episode(
-        self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int
-    ) -> Trajectory:
+    async def run_episode(self, ticket: EpisodeTicket, sampling_seed: int) -> Trajectory:
         """See :meth:`agentenv.rollout.env_manager.EnvManager.run_episode`."""
         self.action_tokens = 0
         host = await self._place()
-        self._shards.plays(episode_id, self)
-        episode = {
-            "episode_id": episode_id,
-            "group_id": group_id,
-            "task_seed": task_seed,
-            "sampling_seed": sampling_seed,
-            "start_version": start_version,
-        }
+        self._shards.plays(ticket.episode_id, self)
         config = self._shards.config
         limit_s = config.episode_timeout_s + config.step_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 trajectory, stage, cause, workers = await host.channel.mailbox.call(
-                    "play", self._number, self.name, self._kind, self._payload, self._sampling, episode
+                    "play",
+                    self._number,
+                    self.name,
+                    self._kind,
+                    self._payload,
+                    self._sampling,
+                    ticket,
+                    sampling_seed,
                 )
         except TimeoutError as error:
             self._leave()
@@ -181,7 +181,7 @@ class ShardSlot:
         except ActorLostError as error:
             raise EpisodeFailedError("episode", host.death()) from error
         finally:
-            self._shards.ended(episode_id)
+            self._shards.ended(ticket.episode_id)
         self.workers_made = self._made_before + workers
         if trajectory is None:
             raise EpisodeFailedError(stage, cause)
@@ -251,9 +251,9 @@ class ShardSlot:
 _of_proxies: WeakKeyDictionary[LLMProxy, Shards] = WeakKeyDictionary()
 
 
-def shards_of(proxy: LLMProxy, tokenizer: Tokenizer, config: RolloutConfig) -> Shards:
+def shards_of(context: SlotContext) -> Shards:
     """The shards that ask these engines: one set for training and evaluation."""
-    shards = _of_proxies.get(proxy)
+    shards = _of_proxies.get(context.proxy)
     if shards is None:
-        shards = _of_proxies[proxy] = Shards(proxy, tokenizer, config)
+        shards = _of_proxies[context.proxy] = Shards(context.proxy, context.tokenizer, context.config)
     return shards

@@ -8,6 +8,7 @@ from agentenv.rollout.group import EpisodeTicket
 from agentenv.rollout.ledger import Ledger, TaskLedger
 from agentenv.rollout.rewards import RewardFn
 from agentenv.rollout.slot import EpisodeSlot, SlotMaker
+from agentenv.rollout.slot_context import SlotContext
 
 __all__ = [
     "AsyncController",
@@ -19,6 +20,7 @@ __all__ = [
     "RewardFn",
     "RolloutConfig",
     "SampleBuffer",
+    "SlotContext",
     "SlotMaker",
     "TaskLedger",
 ]

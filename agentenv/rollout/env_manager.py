@@ -18,13 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.conversation import Conversation, Tokenizer, end_of_turn_ids
+from agentenv.conversation import Conversation, end_of_turn_ids
 from agentenv.errors import AgentEnvError, EnvError, EpisodeTimeoutError, UsageError
 from agentenv.inference.protocol import GenerationRequest, SamplingParams
-from agentenv.inference.proxy import LLMProxy
-from agentenv.rollout.barrier import TurnBarrier
-from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.failures import EpisodeFailedError, FailurePolicy
+from agentenv.rollout.group import EpisodeTicket
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.rollout.workers import EnvFn, EnvWorker, make_worker, worker_kind
 from agentenv.rollout.workers.env_payload import EnvPayload
 from agentenv.rollout.workers.wire import json_able
@@ -41,9 +40,7 @@ _PROCESS_PATIENCE_S = 1.0
 class _Episode:
     """State of the episode being played."""
 
-    episode_id: str
-    group_id: str
-    task_seed: int
+    ticket: EpisodeTicket
     sampling_seed: int
     deadline: float
     conversation: Conversation
@@ -59,7 +56,7 @@ class _Episode:
 
     @property
     def request_id(self) -> str:
-        return f"{self.episode_id}/{self.turns}"
+        return f"{self.ticket.episode_id}/{self.turns}"
 
 
 class EnvManager:
@@ -69,38 +66,22 @@ class EnvManager:
         name: of the slot, for logs.
         env_fn: makes an environment; called in the slot's worker when first needed and after each failure. Packed by
             another process it needs ``config.worker`` to say where.
-        proxy: where turns come from.
-        tokenizer: with a chat template.
-        config: limits and deadlines.
-        sampling: of every turn; ``max_tokens`` is cut to what the episode has left. None: the config's.
-        policy: what is tried again and what is replaced; None: one of its own.
-        barrier: of batch rollout, shared by the slots; None: the episode waits for no other.
+        context: the run that it belongs to.
     """
 
-    def __init__(
-        self,
-        name: str,
-        env_fn: EnvFn | EnvPayload,
-        proxy: LLMProxy,
-        tokenizer: Tokenizer,
-        config: RolloutConfig,
-        *,
-        sampling: SamplingParams | None = None,
-        policy: FailurePolicy | None = None,
-        barrier: TurnBarrier | None = None,
-    ) -> None:
+    def __init__(self, name: str, env_fn: EnvFn | EnvPayload, context: SlotContext) -> None:
         self.name = name
         self._env_fn = env_fn
-        self._proxy = proxy
-        self._tokenizer = tokenizer
-        self._config = config
-        self._sampling = sampling or config.sampling()
-        self._stop_ids = tuple(dict.fromkeys((*self._sampling.stop_token_ids, *end_of_turn_ids(tokenizer))))
+        self._proxy, self._tokenizer, self._config = context.proxy, context.tokenizer, context.config
+        self._sampling = context.turn_sampling
+        self._stop_ids = tuple(
+            dict.fromkeys((*self._sampling.stop_token_ids, *end_of_turn_ids(self._tokenizer)))
+        )
         self._turn_sampling = self._sampling_with(self._sampling.max_tokens)
-        self._policy = policy or FailurePolicy(config)
-        self._barrier = barrier
-        self._trace, self._track = proxy.trace, slot_track(name)
-        self._kind = worker_kind(env_fn, config.worker)
+        self._policy = context.policy or FailurePolicy(self._config)
+        self._barrier = context.barrier
+        self._trace, self._track = self._proxy.trace, slot_track(name)
+        self._kind = worker_kind(env_fn, self._config.worker)
         self.workers_made = 0
         """Workers of the slot so far, the present one included; all but the first replaced one that failed."""
         self._worker = self._new_worker()
@@ -115,17 +96,12 @@ class EnvManager:
         conversation = self._episode.conversation
         return sum(sum(part.action_mask) for part in [*conversation.earlier_segments, conversation.segment])
 
-    async def run_episode(
-        self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int
-    ) -> Trajectory:
+    async def run_episode(self, ticket: EpisodeTicket, sampling_seed: int) -> Trajectory:
         """Play one episode.
 
         Args:
-            episode_id: unique among those running.
-            group_id: copied to the trajectory.
-            task_seed: for ``env.reset``.
+            ticket: which one; its id is unique among those running, its ``task_seed`` is for ``env.reset``.
             sampling_seed: of the policy's random numbers in this episode.
-            start_version: copied to the trajectory.
 
         Raises:
             EpisodeFailedError: no sample; the slot is usable again.
@@ -138,8 +114,7 @@ class EnvManager:
             self._tokenizer, stop_token_ids=self._stop_ids, history=self._config.history
         )
         deadline = started + self._config.episode_timeout_s
-        episode = _Episode(episode_id, group_id, task_seed, sampling_seed, deadline, conversation, loop.time)
-        self._episode = episode
+        episode = self._episode = _Episode(ticket, sampling_seed, deadline, conversation, loop.time)
         if self._barrier is not None:
             self._barrier.join()
         try:
@@ -160,7 +135,7 @@ class EnvManager:
                 self._end_stage(episode)
             if self._barrier is not None:
                 self._barrier.leave()
-            await self._proxy.release(episode_id)
+            await self._proxy.release(ticket.episode_id)
         segment = conversation.segment
         info = episode.info
         info["timing_s"] = {stage: round(seconds, 6) for stage, seconds in episode.seconds.items()}
@@ -177,11 +152,11 @@ class EnvManager:
             terminated=terminated,
             truncated=truncated,
             end_reason=end_reason,
-            episode_id=episode_id,
-            task_id=str(info.get("task_id", task_seed)),
-            group_id=group_id,
-            seed=task_seed,
-            start_version=start_version,
+            episode_id=ticket.episode_id,
+            task_id=str(info.get("task_id", ticket.task_seed)),
+            group_id=ticket.group_id,
+            seed=ticket.task_seed,
+            start_version=ticket.start_version,
             turns=episode.turns,
             duration_s=loop.time() - started,
             messages=conversation.messages,
@@ -236,14 +211,17 @@ class EnvManager:
         while True:
             try:
                 observation, info = await self._worker.reset(
-                    episode.task_seed, min(loop.time() + self._config.reset_timeout_s, episode.deadline)
+                    episode.ticket.task_seed,
+                    min(loop.time() + self._config.reset_timeout_s, episode.deadline),
                 )
                 break
             except AgentEnvError as error:
                 pause_s = self._policy.reset_pause_s(attempt, error)
                 if pause_s is None or loop.time() + pause_s >= episode.deadline:
                     raise
-                logger.info("%s: reset of task seed %d failed: %s", self.name, episode.task_seed, error)
+                logger.info(
+                    "%s: reset of task seed %d failed: %s", self.name, episode.ticket.task_seed, error
+                )
                 self._rebuild()
                 await asyncio.sleep(pause_s)
                 attempt += 1
@@ -254,8 +232,8 @@ class EnvManager:
         episode.conversation.start([*opening, {"role": "user", "content": observation}])
         if episode.conversation.num_tokens >= self._config.max_tokens_per_episode:
             raise EnvError(
-                f"the first prompt of task seed {episode.task_seed} has {episode.conversation.num_tokens} tokens, "
-                f"max_tokens_per_episode is {self._config.max_tokens_per_episode}"
+                f"the first prompt of task seed {episode.ticket.task_seed} has {episode.conversation.num_tokens} "
+                f"tokens, max_tokens_per_episode is {self._config.max_tokens_per_episode}"
             )
 
     async def _play(self, episode: _Episode) -> tuple[bool, bool, str]:
@@ -305,8 +283,8 @@ class EnvManager:
                 request_id=episode.request_id,
                 prompt_ids=conversation.live_prompt_ids,
                 sampling=sampling,
-                episode_id=episode.episode_id,
-                affinity="" if self._config.prompt_replication else episode.group_id,
+                episode_id=episode.ticket.episode_id,
+                affinity="" if self._config.prompt_replication else episode.ticket.group_id,
                 deadline=min(began + self._config.generate_timeout_s, episode.deadline),
                 seed=_mix(episode.sampling_seed, episode.turns),
             )
@@ -316,7 +294,9 @@ class EnvManager:
         )
         episode.seconds["generate"] += self._end_stage(episode, tokens=len(generation.token_ids)) - began
         if generation.finish_reason == "abort":
-            raise EnvError(f"turn {episode.turns} of episode {episode.episode_id!r} was aborted from outside")
+            raise EnvError(
+                f"turn {episode.turns} of episode {episode.ticket.episode_id!r} was aborted from outside"
+            )
         return action
 
     async def _arrive(self, episode: _Episode) -> None:
@@ -347,7 +327,7 @@ class EnvManager:
 
     def _ran_out(self, episode: _Episode) -> EpisodeTimeoutError:
         return EpisodeTimeoutError(
-            "episode", f"episode {episode.episode_id!r} ran past {self._config.episode_timeout_s} s"
+            "episode", f"episode {episode.ticket.episode_id!r} ran past {self._config.episode_timeout_s} s"
         )
 
     def _sampling_with(self, max_tokens: int) -> SamplingParams:

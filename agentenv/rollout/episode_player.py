@@ -159,13 +159,7 @@ class EpisodePlayer:
         now = asyncio.get_running_loop().time()
         self._metrics.group_started(ticket.group_id, now)
         task = asyncio.create_task(
-            manager.run_episode(
-                episode_id=ticket.episode_id,
-                group_id=ticket.group_id,
-                task_seed=ticket.task_seed,
-                sampling_seed=self._seed * 1_000_003 + ticket.number,
-                start_version=ticket.start_version,
-            ),
+            manager.run_episode(ticket, self._seed * 1_000_003 + ticket.number),
             name=ticket.episode_id,
         )
         self._playing[ticket.episode_id] = (task, manager)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from agentenv.errors import RolloutError, UsageError
 from agentenv.inference.proxy import LLMProxy
 from agentenv.rollout.failures import EpisodeFailedError
+from agentenv.rollout.group import EpisodeTicket
 from agentenv.rollout.rewards import RewardPool
 from agentenv.rollout.slot import EpisodeSlot
 from agentenv.trace import DISCARDED, slot_track
@@ -57,29 +58,28 @@ async def evaluate(
     async def play(manager: EpisodeSlot) -> None:
         for index, seed in remaining:
             episode_id = f"{name}-{index}"
-            version = proxy.version
+            ticket = EpisodeTicket(episode_id, episode_id, seed, start_version=proxy.version, number=index)
             time = asyncio.get_running_loop().time
             started = time()
             try:
-                trajectory = await manager.run_episode(
-                    episode_id=episode_id,
-                    group_id=episode_id,
-                    task_seed=seed,
-                    sampling_seed=sampling_seed * 1_000_003 + seed,
-                    start_version=version,
-                )
+                trajectory = await manager.run_episode(ticket, sampling_seed * 1_000_003 + seed)
                 if rewards is not None:
                     trajectory = await rewards.reward(trajectory)
             except EpisodeFailedError as failure:
                 if proxy.error is not None:
                     raise RolloutError(f"an inference engine died: {proxy.error!r}") from proxy.error
                 logger.warning("evaluation episode %s (task seed %d) failed: %s", episode_id, seed, failure)
-                trajectory = _failed(episode_id, seed, version, failure)
+                trajectory = _failed(ticket, failure)
                 proxy.trace.instant(DISCARDED, "failed", episode=episode_id, reason=failure.reason)
             finally:
-                track = slot_track(manager.name)
                 proxy.trace.span(
-                    track, "episode", started, time(), episode=episode_id, task_seed=seed, version=version
+                    slot_track(manager.name),
+                    "episode",
+                    started,
+                    time(),
+                    episode=episode_id,
+                    task_seed=seed,
+                    version=ticket.start_version,
                 )
             results[index] = trajectory
             if on_result is not None:
@@ -102,7 +102,7 @@ async def evaluate(
     return [results[index] for index in range(len(seeds))]
 
 
-def _failed(episode_id: str, seed: int, version: int, failure: EpisodeFailedError) -> Trajectory:
+def _failed(ticket: EpisodeTicket, failure: EpisodeFailedError) -> Trajectory:
     return Trajectory(
         prompt_ids=[],
         completion_ids=[],
@@ -110,10 +110,10 @@ def _failed(episode_id: str, seed: int, version: int, failure: EpisodeFailedErro
         action_mask=[],
         policy_versions=[],
         end_reason=failure.reason,
-        episode_id=episode_id,
-        task_id=str(seed),
-        group_id=episode_id,
-        seed=seed,
-        start_version=version,
+        episode_id=ticket.episode_id,
+        task_id=str(ticket.task_seed),
+        group_id=ticket.group_id,
+        seed=ticket.task_seed,
+        start_version=ticket.start_version,
         info={"failure": failure.reason, "error": str(failure.cause)},
     )

@@ -19,6 +19,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentenv.conversation import Tokenizer
@@ -35,6 +36,7 @@ from agentenv.rollout.metrics import StepMetrics
 from agentenv.rollout.rewards import RewardFn, RewardPool
 from agentenv.rollout.run_state import RunState
 from agentenv.rollout.slot import EpisodeSource, make_slot
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.trace import WEIGHTS
 from agentenv.trajectory import Trajectory
 
@@ -70,7 +72,6 @@ class EpisodeScheduler:
         self._config = config
         self._env_fn = env_fn
         self._proxy = proxy
-        self._tokenizer = tokenizer
         self._ledger = ledger
         self._run = RunState()
         self._run.on_death.append(self._end_evaluations)
@@ -79,12 +80,9 @@ class EpisodeScheduler:
         self._rewards = RewardPool(reward_fn, config, trace=proxy.trace) if reward_fn is not None else None
         self._metrics = StepMetrics(config, num_engines=proxy.num_engines)
         barrier = TurnBarrier() if config.mode == "batch" else None
-        self._managers = [
-            make_slot(
-                env_fn, f"slot-{number}", proxy, tokenizer, config, policy=self._failures, barrier=barrier
-            )
-            for number in range(config.num_envs)
-        ]
+        self._context = SlotContext(proxy, tokenizer, config)
+        context = replace(self._context, policy=self._failures, barrier=barrier)
+        self._managers = [make_slot(env_fn, f"slot-{number}", context) for number in range(config.num_envs)]
         self._player = EpisodePlayer(
             config,
             self._run,
@@ -238,11 +236,8 @@ class EpisodeScheduler:
         make = env_fn or self._env_fn
         name = f"eval{next(self._evaluations)}"
         slots = min(num_envs or self._config.num_envs, len(seeds))
-        sampling = self._config.sampling(greedy=greedy)
-        managers = [
-            make_slot(make, f"{name}-{number}", self._proxy, self._tokenizer, self._config, sampling=sampling)
-            for number in range(slots)
-        ]
+        context = replace(self._context, sampling=self._config.sampling(greedy=greedy))
+        managers = [make_slot(make, f"{name}-{number}", context) for number in range(slots)]
         running = asyncio.create_task(
             play_evaluation(
                 managers,

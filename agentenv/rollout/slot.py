@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from agentenv.conversation import Tokenizer
-from agentenv.inference.protocol import SamplingParams
-from agentenv.inference.proxy import LLMProxy
-from agentenv.rollout.barrier import TurnBarrier
-from agentenv.rollout.config import RolloutConfig
 from agentenv.rollout.env_manager import EnvManager
-from agentenv.rollout.failures import FailurePolicy
+from agentenv.rollout.group import EpisodeTicket
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.rollout.workers import EnvFn
 from agentenv.trajectory import Trajectory
 
@@ -34,9 +30,7 @@ class EpisodeSlot(Protocol):
         """Tokens that the policy sampled in the present or last episode, those of an aborted turn included."""
         ...
 
-    async def run_episode(
-        self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int
-    ) -> Trajectory:
+    async def run_episode(self, ticket: EpisodeTicket, sampling_seed: int) -> Trajectory:
         """Play one episode; see :meth:`EnvManager.run_episode`, whose errors are all that it may raise."""
         ...
 
@@ -65,18 +59,8 @@ class EpisodeSlot(Protocol):
 class SlotMaker(Protocol):
     """Makes slots in an environment function's place."""
 
-    def make_slot(
-        self,
-        name: str,
-        proxy: LLMProxy,
-        tokenizer: Tokenizer,
-        config: RolloutConfig,
-        *,
-        sampling: SamplingParams | None = None,
-        policy: FailurePolicy | None = None,
-        barrier: TurnBarrier | None = None,
-    ) -> EpisodeSlot:
-        """A slot; arguments as of :class:`EnvManager`.
+    def make_slot(self, name: str, context: SlotContext) -> EpisodeSlot:
+        """A slot of this name, for logs.
 
         Raises:
             UsageError: it cannot play under these settings.
@@ -88,30 +72,16 @@ EpisodeSource = EnvFn | SlotMaker
 """What a run plays: a function that makes environments, or a maker of slots."""
 
 
-def make_slot(
-    source: EpisodeSource,
-    name: str,
-    proxy: LLMProxy,
-    tokenizer: Tokenizer,
-    config: RolloutConfig,
-    *,
-    sampling: SamplingParams | None = None,
-    policy: FailurePolicy | None = None,
-    barrier: TurnBarrier | None = None,
-) -> EpisodeSlot:
+def make_slot(source: EpisodeSource, name: str, context: SlotContext) -> EpisodeSlot:
     """A slot that plays what the source says, in this event loop or in a shard.
 
     Raises:
         UsageError: the source cannot be played under these settings.
     """
     if isinstance(source, SlotMaker):
-        return source.make_slot(
-            name, proxy, tokenizer, config, sampling=sampling, policy=policy, barrier=barrier
-        )
-    if config.ray_shards:
+        return source.make_slot(name, context)
+    if context.config.ray_shards:
         from agentenv.cluster.shards import ShardSlot, shards_of
 
-        return ShardSlot(name, source, shards_of(proxy, tokenizer, config), sampling=sampling)
-    return EnvManager(
-        name, source, proxy, tokenizer, config, sampling=sampling, policy=policy, barrier=barrier
-    )
+        return ShardSlot(name, source, shards_of(context), sampling=context.sampling)
+    return EnvManager(name, source, context)

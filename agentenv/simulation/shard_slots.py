@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 
-from agentenv.conversation import Tokenizer
 from agentenv.inference.protocol import GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
-from agentenv.rollout.barrier import TurnBarrier
-from agentenv.rollout.config import RolloutConfig
-from agentenv.rollout.failures import FailurePolicy
+from agentenv.rollout.group import EpisodeTicket
+from agentenv.rollout.slot_context import SlotContext
 from agentenv.simulation.engine import DecodeModel
 from agentenv.simulation.environment import SimulatedTasks
 from agentenv.simulation.workload import EpisodePlan
@@ -44,17 +42,15 @@ class _Slot:
         self._model, self._tokens_per_id, self._timeout_s = model, tokens_per_id, timeout_s
         self._request_id: str | None = None
 
-    async def run_episode(
-        self, *, episode_id: str, group_id: str, task_seed: int, sampling_seed: int, start_version: int
-    ) -> Trajectory:
+    async def run_episode(self, ticket: EpisodeTicket, sampling_seed: int) -> Trajectory:
         """Take the time of an episode."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        plan = self._tasks.next_member(task_seed)
+        plan = self._tasks.next_member(ticket.task_seed)
         if self._proxy is None:
             await asyncio.sleep(plan.latency_s + sum(plan.tokens) * self._model.base_s)
         else:
-            await self._ask(self._proxy, plan, episode_id)
+            await self._ask(self._proxy, plan, ticket.episode_id)
         self._tasks.steps += len(plan.tokens)
         self.action_tokens = sum(math.ceil(tokens / self._tokens_per_id) for tokens in plan.tokens)
         ids = [1] * self.action_tokens
@@ -63,14 +59,14 @@ class _Slot:
             completion_ids=ids,
             rollout_logprobs=[0.0] * len(ids),
             action_mask=[True] * len(ids),
-            policy_versions=[start_version] * len(ids),
+            policy_versions=[ticket.start_version] * len(ids),
             reward=plan.reward,
             terminated=True,
             end_reason="terminated",
-            episode_id=episode_id,
-            group_id=group_id,
-            seed=task_seed,
-            start_version=start_version,
+            episode_id=ticket.episode_id,
+            group_id=ticket.group_id,
+            seed=ticket.task_seed,
+            start_version=ticket.start_version,
             turns=len(plan.tokens),
             duration_s=loop.time() - began,
         )
@@ -119,26 +115,16 @@ class ShardSlots:
     def __init__(self, tasks: SimulatedTasks, model: DecodeModel, tokens_per_id: int) -> None:
         self._tasks, self._model, self._tokens_per_id = tasks, model, tokens_per_id
 
-    def make_slot(
-        self,
-        name: str,
-        proxy: LLMProxy,
-        tokenizer: Tokenizer,
-        config: RolloutConfig,
-        *,
-        sampling: SamplingParams | None = None,
-        policy: FailurePolicy | None = None,
-        barrier: TurnBarrier | None = None,
-    ) -> _Slot:
+    def make_slot(self, name: str, context: SlotContext) -> _Slot:
         """See :class:`agentenv.rollout.slot.SlotMaker`."""
         return _Slot(
             name,
-            proxy if self.asks_for_turns else None,
+            context.proxy if self.asks_for_turns else None,
             self._tasks,
-            sampling or config.sampling(),
+            context.turn_sampling,
             self._model,
             self._tokens_per_id,
-            config.generate_timeout_s,
+            context.config.generate_timeout_s,
         )
 
 

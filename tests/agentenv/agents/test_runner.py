@@ -15,7 +15,7 @@ import pytest
 from agentenv.agents import AgentCall, AgentOutcome, AgentRunner, run_program
 from agentenv.errors import EnvError, RolloutError, UsageError
 from agentenv.inference import LLMProxy
-from agentenv.rollout import AsyncController, RolloutConfig
+from agentenv.rollout import AsyncController, RolloutConfig, SlotContext
 from agentenv.testing import ByteTokenizer, ScriptedModel
 
 pytest.importorskip("fastapi")
@@ -281,7 +281,7 @@ def test_settings_that_need_to_see_the_turns_are_refused(settings: dict[str, Any
     runner = AgentRunner(lambda call: AgentOutcome(0.0))
     proxy = LLMProxy([ScriptedModel(["x"])])
     with pytest.raises(UsageError, match=named):
-        runner.make_slot("slot", proxy, ByteTokenizer(), _config(**settings), barrier=_barrier(settings))
+        runner.make_slot("slot", SlotContext(proxy, ByteTokenizer(), _config(**settings)))
 
 
 def test_an_address_that_is_taken_is_named() -> None:
@@ -297,9 +297,3 @@ def test_an_address_that_is_taken_is_named() -> None:
         pytest.raises(UsageError, match="can't listen there"),
     ):
         controller.get_batch(0)
-
-
-def _barrier(settings: dict[str, Any]) -> Any:
-    from agentenv.rollout.barrier import TurnBarrier
-
-    return TurnBarrier() if settings.get("mode") == "batch" else None

@@ -13,7 +13,7 @@ import pytest
 
 from agentenv import AsyncEnv, BaseEnv
 from agentenv.inference import Generation, GenerationRequest, LLMProxy
-from agentenv.rollout import AsyncController, RolloutConfig, TaskLedger
+from agentenv.rollout import AsyncController, EpisodeTicket, RolloutConfig, SlotContext, TaskLedger
 from agentenv.rollout.barrier import TurnBarrier
 from agentenv.rollout.env_manager import EnvManager
 from agentenv.rollout.scheduler import EpisodeScheduler
@@ -157,9 +157,8 @@ def _is_at_rest(proxy: LLMProxy) -> bool:
 
 
 def _play(manager: EnvManager, name: str) -> Coroutine[Any, Any, Trajectory]:
-    return manager.run_episode(
-        episode_id=name, group_id=f"group of {name}", task_seed=1, sampling_seed=1, start_version=0
-    )
+    ticket = EpisodeTicket(name, f"group of {name}", 1, start_version=0, number=0)
+    return manager.run_episode(ticket, sampling_seed=1)
 
 
 async def _check_slot(cancelling: Any, manager: EnvManager, proxy: LLMProxy) -> None:
@@ -182,7 +181,8 @@ def test_an_episode_cancelled_anywhere_leaves_the_slot_usable(prompt_replication
     async def scenario(cancelling: Any) -> None:
         proxy = LLMProxy([Model(), Model()])
         config = _config(prompt_replication=prompt_replication)
-        await _check_slot(cancelling, EnvManager("slot", Env, proxy, _TOKENIZER, config), proxy)
+        manager = EnvManager("slot", Env, SlotContext(proxy, _TOKENIZER, config))
+        await _check_slot(cancelling, manager, proxy)
 
     cancel_everywhere(scenario, _virtual, least=20)
 
@@ -191,7 +191,8 @@ def test_an_episode_cancelled_while_its_reset_is_tried_again_leaves_the_slot_usa
     async def scenario(cancelling: Any) -> None:
         Env.failing = 2
         proxy = LLMProxy([Model()])
-        await _check_slot(cancelling, EnvManager("slot", Env, proxy, _TOKENIZER, _config()), proxy)
+        manager = EnvManager("slot", Env, SlotContext(proxy, _TOKENIZER, _config()))
+        await _check_slot(cancelling, manager, proxy)
 
     cancel_everywhere(scenario, _virtual, least=13)
 
@@ -200,7 +201,7 @@ def test_an_episode_cancelled_while_its_reset_is_tried_again_leaves_the_slot_usa
 def test_an_episode_cancelled_anywhere_leaves_every_kind_of_worker_usable(kind: Any) -> None:
     async def scenario(cancelling: Any) -> None:
         proxy = LLMProxy([Model(token_s=0.0)])
-        manager = EnvManager("slot", PlainEnv, proxy, _TOKENIZER, _config(worker=kind))
+        manager = EnvManager("slot", PlainEnv, SlotContext(proxy, _TOKENIZER, _config(worker=kind)))
         await _check_slot(cancelling, manager, proxy)
 
     cancel_everywhere(
@@ -211,10 +212,8 @@ def test_an_episode_cancelled_anywhere_leaves_every_kind_of_worker_usable(kind: 
 def test_a_cancelled_episode_releases_those_that_wait_for_it_at_the_barrier() -> None:
     async def scenario(cancelling: Any) -> None:
         proxy, barrier = LLMProxy([Model()]), TurnBarrier()
-        managers = [
-            EnvManager(f"slot-{number}", Env, proxy, _TOKENIZER, _config(), barrier=barrier)
-            for number in range(3)
-        ]
+        context = SlotContext(proxy, _TOKENIZER, _config(), barrier=barrier)
+        managers = [EnvManager(f"slot-{number}", Env, context) for number in range(3)]
         others = [
             asyncio.create_task(_play(manager, f"other-{number}"))
             for number, manager in enumerate(managers[1:])

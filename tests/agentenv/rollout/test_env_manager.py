@@ -10,7 +10,7 @@ import pytest
 from agentenv import BaseEnv
 from agentenv.errors import SandboxError, UsageError
 from agentenv.inference import LLMProxy
-from agentenv.rollout import EnvManager, RolloutConfig
+from agentenv.rollout import EnvManager, EpisodeTicket, RolloutConfig, SlotContext
 from agentenv.rollout.failures import EpisodeFailedError
 from agentenv.testing import ByteTokenizer, ScriptedModel
 from agentenv.trajectory import Trajectory
@@ -79,19 +79,13 @@ def _play(
     async def whole() -> list[Trajectory | BaseException]:
         engine = model or ScriptedModel(replies, repeat=True)
         config = RolloutConfig(**{**_CONFIG, **options})
-        manager = EnvManager("slot", env_fn, LLMProxy([engine]), tokenizer or ByteTokenizer(), config)
+        context = SlotContext(LLMProxy([engine]), tokenizer or ByteTokenizer(), config)
+        manager = EnvManager("slot", env_fn, context)
         results: list[Trajectory | BaseException] = []
         for number in range(episodes):
             try:
-                results.append(
-                    await manager.run_episode(
-                        episode_id=f"e{number}",
-                        group_id="g",
-                        task_seed=40 + number,
-                        sampling_seed=number,
-                        start_version=2,
-                    )
-                )
+                ticket = EpisodeTicket(f"e{number}", "g", 40 + number, start_version=2, number=number)
+                results.append(await manager.run_episode(ticket, sampling_seed=number))
             except (EpisodeFailedError, UsageError) as error:
                 results.append(error)
         manager.end()
@@ -306,10 +300,9 @@ def test_an_abort_from_outside_fails_the_episode() -> None:
     async def whole() -> None:
         engine = ScriptedModel(["x" * 60], token_s=0.03)
         proxy = LLMProxy([engine])
-        manager = EnvManager("slot", Env, proxy, ByteTokenizer(), RolloutConfig(**_CONFIG))
-        episode = asyncio.create_task(
-            manager.run_episode(episode_id="e", group_id="g", task_seed=1, sampling_seed=1, start_version=0)
-        )
+        manager = EnvManager("slot", Env, SlotContext(proxy, ByteTokenizer(), RolloutConfig(**_CONFIG)))
+        ticket = EpisodeTicket("e", "g", 1, start_version=0, number=0)
+        episode = asyncio.create_task(manager.run_episode(ticket, sampling_seed=1))
         await asyncio.sleep(0.1)
         await proxy.abort("e/0")
         with pytest.raises(EpisodeFailedError, match="aborted from outside") as caught:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import SandboxError, UsageError
 from agentenv.inference import LLMProxy
-from agentenv.rollout import EnvManager, RolloutConfig
+from agentenv.rollout import EnvManager, EpisodeTicket, RolloutConfig, SlotContext
 from agentenv.testing import ByteTokenizer, ScriptedModel
 from agentenv.trajectory import Trajectory
 from agentenv_envs.swe import SWEEnv
@@ -183,14 +183,14 @@ def test_a_rollout_plays_each_protocol_and_its_tokens_are_the_dialogue(name: str
         manager = EnvManager(
             "slot",
             lambda: SWEEnv(split="heldout", sandbox="local-unisolated", protocol=name),
-            LLMProxy([ScriptedModel(actions)]),
-            tokenizer,
-            RolloutConfig(max_tokens_per_episode=40_000, max_tokens_per_turn=2_000),
+            SlotContext(
+                LLMProxy([ScriptedModel(actions)]),
+                tokenizer,
+                RolloutConfig(max_tokens_per_episode=40_000, max_tokens_per_turn=2_000),
+            ),
         )
         try:
-            return await manager.run_episode(
-                episode_id="e", group_id="g", task_seed=0, sampling_seed=0, start_version=0
-            )
+            return await manager.run_episode(EpisodeTicket("e", "g", 0, start_version=0, number=0), 0)
         finally:
             manager.end()
             await manager.join(asyncio.get_running_loop().time() + 20)
