@@ -30,12 +30,13 @@ import sys
 import time
 import uuid
 from asyncio import sleep
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv import BaseEnv
+from agentenv.inference.passive_engine import PassiveEngine
 from agentenv.inference.protocol import Generation, GenerationRequest
 from agentenv.inference.proxy import LLMProxy
 from agentenv.report.bars import Bar, print_bars
@@ -91,11 +92,10 @@ class TimedEnv(BaseEnv):
         self._child.wait()
 
 
-class TimedEngine:
+class TimedEngine(PassiveEngine):
     """Gives the same reply after the same time."""
 
     def __init__(self) -> None:
-        self.version = 0
         self._ids = [*TOKENIZER.encode("go on"), int(TOKENIZER.eos_token_id or 0)]
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -103,22 +103,6 @@ class TimedEngine:
         await sleep(ENGINE_S)
         count = len(self._ids)
         return Generation(list(self._ids), [-1.0] * count, [self.version] * count, "stop")
-
-    async def abort(self, request_id: str) -> None:
-        """A turn is over soon anyway."""
-
-    async def suspend(self) -> None:
-        """Nothing to stop."""
-
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Only the version."""
-        self.version = version
-
-    async def resume(self) -> None:
-        """Nothing was stopped."""
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 @dataclass

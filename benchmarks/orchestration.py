@@ -32,13 +32,14 @@ import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentenv import AsyncEnv
 from agentenv.conversation import Conversation
+from agentenv.inference.passive_engine import PassiveEngine
 from agentenv.inference.protocol import Generation, GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
 from agentenv.report.bars import Bar, print_bars
@@ -132,11 +133,10 @@ class NullEnv(AsyncEnv):
         return OBSERVATION, 0.0, self._left == 0, False, {}
 
 
-class NullEngine:
+class NullEngine(PassiveEngine):
     """Awaits once per request and gives the same tokens."""
 
     def __init__(self) -> None:
-        self.version = 0
         self._ids = action_ids()
         self._logprobs = [-1.0] * len(self._ids)
 
@@ -144,22 +144,6 @@ class NullEngine:
         """The one reply."""
         await asyncio.sleep(0)
         return Generation(list(self._ids), list(self._logprobs), [self.version] * len(self._ids), "stop")
-
-    async def abort(self, request_id: str) -> None:
-        """Nothing is ever aborted here."""
-
-    async def suspend(self) -> None:
-        """Nothing to stop."""
-
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Only the version."""
-        self.version = version
-
-    async def resume(self) -> None:
-        """Nothing was stopped."""
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 def action_ids() -> list[int]:

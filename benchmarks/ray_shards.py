@@ -33,6 +33,7 @@ from transformers import AutoTokenizer
 
 from agentenv import AsyncEnv
 from agentenv.inference import LLMProxy
+from agentenv.inference.passive_engine import PassiveEngine
 from agentenv.inference.protocol import Generation, GenerationRequest
 from agentenv.inference.vllm.engine import VLLMEngine
 from agentenv.inference.vllm.json_http import JsonHttp
@@ -95,10 +96,8 @@ class Clock:
         self.turns += 1
 
 
-class HereEngine:
+class HereEngine(PassiveEngine):
     """Replies at once, in the controller's process."""
-
-    version = 0
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -108,22 +107,6 @@ class HereEngine:
         self._clock.note()
         await asyncio.sleep(0)
         return Generation(list(REPLY), [-1.0] * len(REPLY), [self.version] * len(REPLY), "stop")
-
-    async def abort(self, request_id: str) -> None:
-        """Nothing runs."""
-
-    async def suspend(self) -> None:
-        """Nothing runs."""
-
-    async def resume(self) -> None:
-        """Nothing runs."""
-
-    async def update_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Only the number."""
-        self.version = version
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 class NoWeights:

@@ -22,6 +22,7 @@ from agentenv.cluster.env_host import adopt_surroundings
 from agentenv.cluster.mailbox import Mailbox, Message, portable
 from agentenv.conversation import Tokenizer
 from agentenv.errors import EnvError
+from agentenv.inference.passive_engine import PassiveEngine
 from agentenv.inference.protocol import Generation, GenerationRequest, SamplingParams
 from agentenv.inference.proxy import LLMProxy
 from agentenv.inference.vllm.backend import Completion
@@ -36,7 +37,7 @@ from agentenv.rollout.workers import WorkerKind
 from agentenv.rollout.workers.env_payload import EnvPayload
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 __all__ = ["ShardHost"]
 
@@ -124,15 +125,12 @@ class ShardHost:
         return await slot.join(asyncio.get_running_loop().time() + left_s)
 
 
-class ControllerEngine:
-    """The controller's engines, as one.
+class ControllerEngine(PassiveEngine):
+    """The controller's engines, as one; each token comes with its version.
 
     Args:
         mailbox: to the controller.
     """
-
-    version = 0
-    """Unknown here: each token comes with its own."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -184,18 +182,6 @@ class ControllerEngine:
     async def release(self, episode_id: str) -> None:
         """The episode is over."""
         await self._mailbox.call("release", episode_id)
-
-    async def suspend(self) -> None:
-        """The controller does."""
-
-    async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The controller does."""
-
-    async def resume(self) -> None:
-        """The controller does."""
-
-    async def close(self) -> None:
-        """The controller does."""
 
 
 async def reach_all(servers: Sequence[str]) -> bool:

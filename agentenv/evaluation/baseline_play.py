@@ -22,6 +22,7 @@ from agentenv.baselines import Baseline, make_baseline
 from agentenv.conversation import Message
 from agentenv.environment_source import EnvFactory, TextEnv
 from agentenv.errors import ModelError
+from agentenv.inference.passive_engine import PassiveEngine
 from agentenv.inference.protocol import Generation, GenerationRequest
 from agentenv.inference.text_turns import read_messages, text_generation
 from agentenv.wrappers import TextWrapper
@@ -99,16 +100,10 @@ def without_actions(messages: list[Message]) -> list[Message]:
     return [{**message, "content": message["content"].partition(_MARK)[0]} for message in messages]
 
 
-class BaselineEngine:
+class BaselineEngine(PassiveEngine):
     """Engine that answers with the action that came with the observation."""
 
-    updates_while_running = True
     error: BaseException | None = None
-
-    @property
-    def version(self) -> int:
-        """0."""
-        return 0
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """The action behind the last observation.
@@ -122,15 +117,6 @@ class BaselineEngine:
             raise ModelError("the observation came without the baseline's action")
         return text_generation(action)
 
-    async def abort(self, request_id: str) -> None:
-        """Nothing: it answers at once."""
-
-    async def suspend(self) -> None:
-        """Nothing."""
-
-    async def resume(self) -> None:
-        """Nothing."""
-
     async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Refused.
 
@@ -138,6 +124,3 @@ class BaselineEngine:
             ModelError: always.
         """
         raise ModelError("a baseline has no weights")
-
-    async def close(self) -> None:
-        """Nothing."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from agentenv.errors import ModelError
 from agentenv.inference.chat_server import ChatServer, ServerGoneError
+from agentenv.inference.passive_engine import PassiveEngine
 from agentenv.inference.protocol import Generation, GenerationRequest
 from agentenv.inference.text_turns import read_messages, text_generation
 
@@ -39,24 +40,17 @@ class Usage:
     completion_tokens: int | None = 0
 
 
-class ChatEngine:
+class ChatEngine(PassiveEngine):
     """Engine over a chat server; its conversations are those of ``TextTokenizer``.
 
     Args:
         server: answers turns.
     """
 
-    updates_while_running = True
-
     def __init__(self, server: ChatServer) -> None:
         self._server = server
         self._usage: dict[str, Usage] = {}
         self.error: BaseException | None = None
-
-    @property
-    def version(self) -> int:
-        """0: the weights are the server's."""
-        return 0
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """One turn.
@@ -89,15 +83,6 @@ class ChatEngine:
     def take_usage(self, episode_id: str) -> Usage:
         """What an episode that has ended used; forgotten here."""
         return self._usage.pop(episode_id, Usage())
-
-    async def abort(self, request_id: str) -> None:
-        """Nothing: a request cannot be taken back."""
-
-    async def suspend(self) -> None:
-        """Nothing: its weights do not change."""
-
-    async def resume(self) -> None:
-        """Nothing: its weights do not change."""
 
     async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Refused.
