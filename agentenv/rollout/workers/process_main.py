@@ -144,23 +144,29 @@ class ForkServer:
         calls, control = (socket.socket(fileno=fd) for fd in fds)
         # A SIGTERM must not meet a fork that still has the server's handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _OWN_SIGNALS)
+        gate: tuple[int, ...] = ()
         try:
+            gate = os.pipe()
             pid = os.fork()
             if pid == 0:
-                self._become_environment(calls, control)
+                self._become_environment(calls, control, *gate)
+            _send_record(control, pid)
         except OSError as error:
             _send_record(control, -(error.errno or 1))
             control.close()
             return
         finally:
             calls.close()
+            for end in gate:
+                os.close(end)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OWN_SIGNALS)
         self._children[pid] = control
-        _send_record(control, pid)
         self._selector.register(control, selectors.EVENT_READ, functools.partial(self._end, pid))
 
-    def _become_environment(self, calls: socket.socket, control: socket.socket) -> None:
-        """In the fork; does not return."""
+    def _become_environment(
+        self, calls: socket.socket, control: socket.socket, gate: int, opener: int
+    ) -> None:
+        """In the fork; does not return. The gate opens when the server has told the id: no answer may come before."""
         code = 1
         try:
             server = os.getppid()
@@ -171,6 +177,9 @@ class ForkServer:
             self._selector.close()
             for inherited in (self._requests, self._wake, self._waker, control, *self._children.values()):
                 inherited.close()
+            os.close(opener)
+            os.read(gate, 1)
+            os.close(gate)
             code = EnvironmentProcess(calls).run()
             sys.stdout.flush()
             sys.stderr.flush()

@@ -90,8 +90,10 @@ class Env(BaseEnv):
     def hangs(self) -> Any:
         time.sleep(1000)
 
-    def naps(self) -> Any:
-        time.sleep(0.2)
+    def waits(self) -> Any:
+        """For the file."""
+        while self.log is not None and not self.log.exists():
+            time.sleep(0.01)
         return _GOOD
 
     def hangs_for_good(self) -> Any:
@@ -187,7 +189,12 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> float:
     return 0.3
 
 
-def _until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+@pytest.fixture
+def long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "CLOSE_GRACE_S", 60.0)
+
+
+def _until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -212,7 +219,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _soon(seconds: float = 20.0) -> float:
+def _soon(seconds: float = 60.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
@@ -248,6 +255,25 @@ def test_an_environment_is_made_and_used_in_one_other_process() -> None:
         assert (await worker.reset(6, _soon()))[1]["pid"] == worker.pid
 
     _run(work)
+
+
+def test_the_processs_id_is_known_before_its_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slowly_told.py").write_text(
+        "import os, sys, time\nfrom agentenv.rollout.workers import process_main\n"
+        "def tell(*record, send=process_main._send_record):\n    time.sleep(0.5)\n    send(*record)\n"
+        "if 'pytest' not in sys.modules: process_main._send_record = tell\n"
+        "from agentenv.testing import EchoEnv as Base\nclass Env(Base):\n"
+        "    def reset(self, **_):\n        return 'hello', {'pid': os.getpid()}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import slowly_told  # type: ignore[import-not-found]
+
+    async def work(worker: ProcessWorker) -> None:
+        assert (await worker.reset(1, _soon()))[1] == {"pid": worker.pid}
+
+    _run(work, slowly_told.Env)
 
 
 def test_a_registered_environment_takes_its_registration_along() -> None:
@@ -349,7 +375,7 @@ def test_a_process_that_exits_ends_the_call_at_once_with_its_code() -> None:
     with pytest.raises(EnvError, match="process of Env in worker-under-test died: exit code 3") as caught:
         _step("dies")
     assert caught.value.origin == "WorkerDied"
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 50
 
 
 def test_a_process_killed_from_outside_is_reported_by_its_signal() -> None:
@@ -400,7 +426,7 @@ def test_a_hanging_step_ends_at_its_deadline_and_its_process_is_killed(action: s
         with pytest.raises(EpisodeTimeoutError, match="step of Env in worker-under-test") as caught:
             await worker.step(action, _soon(0.2))
         assert caught.value.stage == "step"
-        assert 0.2 <= time.monotonic() - before < 2.0
+        assert 0.2 <= time.monotonic() - before < 30.0
         with pytest.raises(EpisodeTimeoutError):
             await worker.settle()
         assert await worker.join(_soon())
@@ -409,6 +435,7 @@ def test_a_hanging_step_ends_at_its_deadline_and_its_process_is_killed(action: s
     _run(work)
 
 
+@pytest.mark.usefixtures("long_grace")
 def test_a_hung_environment_is_closed_before_it_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -421,6 +448,7 @@ def test_a_hung_environment_is_closed_before_it_is_killed(tmp_path: Path) -> Non
     assert log.read_text() == "closed"
 
 
+@pytest.mark.usefixtures("long_grace")
 def test_an_idle_environment_is_closed_at_the_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     _step("go", functools.partial(Env, log))
@@ -431,9 +459,14 @@ def test_an_idle_environment_is_closed_at_the_end(tmp_path: Path) -> None:
 def test_a_process_that_does_not_close_is_killed_and_join_does_not_wait_beyond_its_deadline() -> None:
     async def work(worker: ProcessWorker) -> None:
         await worker.reset(1, _soon())
-        worker.end()
-        worker.end()
-        assert not await worker.join(_soon(0.05)) and worker.is_running
+        [server] = _children(os.getpid())
+        os.kill(server, signal.SIGSTOP)  # it is the one who kills
+        try:
+            worker.end()
+            worker.end()
+            assert not await worker.join(_soon(0.05)) and worker.is_running
+        finally:
+            os.kill(server, signal.SIGCONT)
         assert await worker.join(_soon()) and not worker.is_running
 
     _run(work, StickyClose)
@@ -472,17 +505,19 @@ def test_interrupts_do_not_reach_the_environment() -> None:
     assert _step("interrupted") == _GOOD
 
 
-def test_a_call_after_a_cancelled_one_waits_for_it() -> None:
+def test_a_call_after_a_cancelled_one_waits_for_it(tmp_path: Path) -> None:
     async def work(worker: ProcessWorker) -> None:
         await worker.reset(1, _soon())
-        stepping = asyncio.create_task(worker.step("naps", _soon()))
+        stepping = asyncio.create_task(worker.step("waits", _soon()))
         await asyncio.sleep(0.02)
         stepping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stepping
+        asyncio.get_running_loop().call_later(0.1, (tmp_path / "go").touch)
         assert (await worker.reset(2, _soon()))[1]["seed"] == 2
+        assert (tmp_path / "go").exists()
 
-    _run(work)
+    _run(work, functools.partial(Env, tmp_path / "go"))
 
 
 def test_a_reset_cancelled_while_the_process_starts_leaves_a_usable_worker() -> None:
@@ -498,18 +533,20 @@ def test_a_reset_cancelled_while_the_process_starts_leaves_a_usable_worker() -> 
     _run(work)
 
 
-def test_cancelling_settle_leaves_a_usable_worker() -> None:
+def test_cancelling_settle_leaves_a_usable_worker(tmp_path: Path) -> None:
     async def work(worker: ProcessWorker) -> None:
         await worker.reset(1, _soon())
         for _ in range(2):
-            waiting = asyncio.create_task(worker.step("naps", _soon()))
+            waiting = asyncio.create_task(worker.step("waits", _soon()))
             await asyncio.sleep(0.02)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
+        asyncio.get_running_loop().call_later(0.1, (tmp_path / "go").touch)
         assert await worker.step("go", _soon()) == _GOOD
+        assert (tmp_path / "go").exists()
 
-    _run(work)
+    _run(work, functools.partial(Env, tmp_path / "go"))
 
 
 def test_settle_after_a_cancelled_call_that_hangs_fails_at_that_calls_deadline() -> None:
@@ -607,27 +644,28 @@ def test_starting_a_process_does_not_hold_up_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slowly_imported.py").write_text(
-        "import sys, time\nif 'pytest' not in sys.modules: time.sleep(1.5)\n"
+        "import pathlib, sys, time\nhere, deadline = pathlib.Path(__file__).parent, time.monotonic() + 50\n"
+        "if 'pytest' not in sys.modules:\n"
+        "    (here / 'imports').open('a').write('once ')\n"
+        "    while not (here / 'go').exists():\n"
+        "        assert time.monotonic() < deadline\n"
+        "        time.sleep(0.01)\n"
         "from agentenv.testing import EchoEnv as Base\nclass Slow(Base): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import slowly_imported  # type: ignore[import-not-found]
 
     async def work(worker: ProcessWorker) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         resetting = asyncio.create_task(worker.reset(1, _soon()))
-        longest, last = 0.0, loop.time()
-        while not resetting.done():
+        while not (tmp_path / "imports").exists():  # noqa: ASYNC110 - what changes it tells nobody
             await asyncio.sleep(0.01)
-            longest, last = max(longest, loop.time() - last), loop.time()
-        assert loop.time() - started > 1.5
-        assert longest < 1.0
+        assert not resetting.done()
+        (tmp_path / "go").touch()  # the import ends when the loop has come this far
+        await resetting
         # The server has imported it: the next process need not.
         other = ProcessWorker(slowly_imported.Slow, "other")
-        started = loop.time()
         await other.reset(1, _soon())
-        assert loop.time() - started < 1.0
+        assert (tmp_path / "imports").read_text() == "once "
         other.end()
         assert await other.join(_soon())
 
@@ -687,18 +725,18 @@ _SCRIPT = """
         worker = ProcessWorker(env_fn, "worker")
         try:
             loop = asyncio.get_running_loop()
-            print((await worker.reset(1, loop.time() + 20))[0], flush=True)
+            print((await worker.reset(1, loop.time() + 60))[0], flush=True)
         except agentenv.errors.UsageError as error:
             print("UsageError:", error, flush=True)
         worker.end()
-        await worker.join(loop.time() + 20)
+        await worker.join(loop.time() + 60)
 """
 
 
 def _script(tmp_path: Path, end: str) -> str:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(_SCRIPT) + end)
-    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=True)
     assert run.stderr == ""
     return run.stdout
 
@@ -723,7 +761,9 @@ def test_a_class_typed_in_python_c_is_refused(tmp_path: Path) -> None:
         textwrap.dedent(_SCRIPT)
         + "\ntry:\n    ProcessWorker(Mine, 'w')\nexcept ValueError as e:\n    print(e)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert "interactive session or in `python -c`" in run.stdout
 
 
@@ -737,8 +777,8 @@ _KILLED = """
         workers = [ProcessWorker(Env, f"w{{i}}") for i in range(3)]
         pids = [os.getpid()]
         for worker in workers:
-            await worker.reset(1, loop.time() + 20)
-            pids += [worker.pid, int((await worker.step("has_children", loop.time() + 20))[0])]
+            await worker.reset(1, loop.time() + 60)
+            pids += [worker.pid, int((await worker.step("has_children", loop.time() + 60))[0])]
         hung = asyncio.create_task(workers[0].step("hangs", loop.time() + 1000))
         stubborn = asyncio.create_task(workers[1].step("hangs_for_good", loop.time() + 1000))
         await asyncio.sleep(0.2)
@@ -765,8 +805,8 @@ def test_nothing_outlives_a_killed_rollout(tmp_path: Path, number: signal.Signal
         pids += _children(parent.pid)
         assert len(pids) == 8 and all(map(_is_alive, pids))
         parent.send_signal(number)
-        parent.wait(10)
-        assert _until(lambda: not any(map(_is_alive, pids)), 10), [pid for pid in pids if _is_alive(pid)]
+        parent.wait(60)
+        assert _until(lambda: not any(map(_is_alive, pids))), [pid for pid in pids if _is_alive(pid)]
     finally:
         parent.kill()
         parent.wait()
