@@ -165,7 +165,9 @@ def test_a_call_from_inside_the_loop_is_refused_instead_of_waited_for() -> None:
         controller.metrics()
         return True
 
-    config = RolloutConfig(batch_size=4, num_envs=4, worker="inline", reset_timeout_s=2.0, step_timeout_s=2.0)
+    config = RolloutConfig(
+        batch_size=4, num_envs=4, worker="inline", reset_timeout_s=20.0, step_timeout_s=20.0
+    )
     controller = AsyncController(
         _Env, LLMProxy([ScriptedModel(["a"], repeat=True)]), ByteTokenizer(), config, keep_group=keep
     )

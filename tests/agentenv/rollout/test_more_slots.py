@@ -33,13 +33,13 @@ class _Gated(BaseEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._seed == 0:
-            self._gate.wait(20.0)
+            self._gate.wait(120.0)
         return "", 1.0, True, False, {}
 
 
 def test_a_slot_whose_cancelled_call_goes_on_gets_no_episode_before_it_is_over() -> None:
     gate = threading.Event()
-    config = RolloutConfig(batch_size=2, redundant_groups=1, num_envs=3, asynchrony=0.0, batch_timeout_s=8.0)
+    config = RolloutConfig(batch_size=2, redundant_groups=1, num_envs=3, asynchrony=0.0, batch_timeout_s=60.0)
     controller = AsyncController(
         lambda: _Gated(gate),
         LLMProxy([SimulatedEngine()]),

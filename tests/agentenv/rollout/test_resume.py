@@ -138,7 +138,7 @@ def test_a_run_killed_at_random_moments_trains_every_task_exactly_once(
     process = _start(undisturbed, settings, failures)
     chance = random.Random(f"{alpha}/{group_size}")
     assert _kill_at_random_moments(killed, settings, failures, chance) >= _KILLS
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
 
     rows = _log(killed)

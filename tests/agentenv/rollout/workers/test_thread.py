@@ -36,7 +36,7 @@ class Env(BaseEnv):
 
     def step(self, action: str) -> Any:
         if self.gate is not None:
-            self.gate.wait(20)
+            self.gate.wait(120)
         return self._give(self.step_result)
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Env(BaseEnv):
         self.closed += 1
 
 
-def _soon(seconds: float = 20.0) -> float:
+def _soon(seconds: float = 60.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
@@ -173,7 +173,7 @@ def test_a_call_after_a_cancelled_one_that_hangs_fails_under_the_first_ones_stag
 
     async def work(worker: ThreadWorker, env: Env) -> None:
         await worker.reset(1, _soon())
-        stepping = asyncio.create_task(worker.step("go", _soon(0.05)))
+        stepping = asyncio.create_task(worker.step("go", _soon(0.5)))
         await asyncio.sleep(0.01)
         stepping.cancel()
         with pytest.raises(EpisodeTimeoutError) as caught:
