@@ -140,6 +140,9 @@ class Endpoint:
             if late == 2:  # it hangs: two waits are enough
                 break
         self.pass_over()
+        if not late:
+            with self._lock:
+                self._load = 0  # it has gone, and what it had with it; otherwise its next answer tells
         assert failure is not None
         raise failure
 

@@ -1,11 +1,11 @@
 """`RemoteBackend` against services that come, go and fill up."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from agentenv.errors import SandboxError, SandboxLostError, UsageError
 from agentenv_envs.swe.env import SWEEnv
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
-from agentenv_envs.swe.sandbox.service import client
+from agentenv_envs.swe.sandbox.service import client, endpoint
 from agentenv_envs.swe.sandbox.service.client import RemoteBackend, service_urls, token_from_environment
 from agentenv_envs.swe.sandbox.service.endpoint import Endpoint
 
@@ -31,7 +31,7 @@ def test_it_offers_what_the_protocols_ask_for(remote: RemoteBackend) -> None:
     assert sandbox.kind == remote.kind == "local-unisolated"
 
 
-def test_a_sandbox_behaves_as_a_local_one(remote: RemoteBackend) -> None:
+def test_a_sandbox_behaves_as_a_local_one(remote: RemoteBackend, run_cut: Callable[..., Any]) -> None:
     sandbox = remote.acquire(SPEC)
     sandbox.write_files({"a/b.txt": "text", "c": b"\xff\0", "d\udcff": "e"})
     assert sandbox.read_file("c") == b"\xff\0"
@@ -39,7 +39,7 @@ def test_a_sandbox_behaves_as_a_local_one(remote: RemoteBackend) -> None:
     assert sandbox.read_file("d\udcff") == b"e"
     result = sandbox.run("cat a/b.txt; exit 3")
     assert (result.output, result.exit_code, result.timed_out) == ("text", 3, False)
-    late = sandbox.run("echo early; sleep 30", timeout_s=0.5)
+    late = run_cut(sandbox, "echo early; sleep 60")
     assert (late.output, late.exit_code, late.timed_out) == ("early\n", 124, True)
     long = sandbox.run("head -c 100000 /dev/zero | tr '\\0' x", half_bytes=10)
     assert long.total_bytes == 100000
@@ -94,15 +94,34 @@ def test_a_long_command_outlives_what_one_request_may_take(serve: Callable[..., 
 
 
 def test_leases_are_renewed_while_the_client_lives_and_end_when_it_is_gone(
-    serve: Callable[..., Any], until: Callable[..., None]
+    serve: Callable[..., Any], until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now, renewals = 0.0, 0
     service = serve()
+    renew = service.leases.renew
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal renewals
+        lost = renew(*arguments)
+        renewals += 1
+        return lost
+
+    def later() -> bool:
+        nonlocal now
+        now += 1.0
+        return bool(service.leases.count() == 0)
+
+    monkeypatch.setattr(service.leases, "renew", counted)
+    monkeypatch.setattr(service.leases, "_clock", lambda: now)
     backend = service.client(ttl_s=1.0)
     sandbox = backend.acquire(SPEC)
-    time.sleep(2.5)
+    for _ in range(4):
+        now += 0.8
+        enough = renewals + 2  # the first may have been on its way
+        until(lambda enough=enough: renewals >= enough)
     assert sandbox.run("echo fine").output == "fine\n"
     backend._ended.set()  # as if it had been killed: it renews no more, and gives nothing back
-    until(lambda: service.leases.count() == 0)
+    until(later)
     assert service.leases.backend.left() == 0
 
 
@@ -221,6 +240,22 @@ def test_a_restarted_service_does_not_know_old_sandboxes_and_gives_new_ones(
     assert again.leases.count() == 0
 
 
+def test_a_service_that_came_back_has_none_of_the_load_that_it_had(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "DOWN_S", 0.0)
+    monkeypatch.setattr(endpoint, "PAUSES_S", (0.0, 0.0, 0.0))
+    first, second = serve(), serve()
+    backend = RemoteBackend([first.url, second.url], TOKEN)
+    sandboxes = [backend.acquire(SPEC) for _ in range(6)]
+    first.stop()
+    for sandbox in sandboxes:
+        backend.release(sandbox)
+    serve(port=first.port)
+    assert backend.acquire(SPEC).endpoint.url == first.url
+    backend.close()
+
+
 def test_services_that_join_are_used_and_those_that_have_gone_are_forgotten(
     serve: Callable[..., Any], until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +290,7 @@ def test_services_that_join_are_used_and_those_that_have_gone_are_forgotten(
 
 def test_a_full_service_is_waited_for_and_an_end_comes(serve: Callable[..., Any]) -> None:
     service = serve(max_sandboxes=1)
-    backend = service.client(acquire_timeout_s=20.0)
+    backend = service.client(acquire_timeout_s=60.0)
     held = backend.acquire(SPEC)
     threading.Timer(0.5, backend.release, [held]).start()
     second = backend.acquire(SPEC)
@@ -285,17 +320,17 @@ class Breaking:
 
     def _serve(self, near: socket.socket, breaks: bool) -> None:
         with near, socket.create_connection(("127.0.0.1", self.target)) as far:
-            request = near.recv(1 << 16)
-            far.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
-            far.settimeout(1.0)
+            request = b""
             while True:
-                try:
-                    data = far.recv(1 << 16)
-                except TimeoutError:
-                    far.sendall(near.recv(1 << 16))  # a body that came by itself
-                    continue
-                if not data:
+                head, _, body = request.partition(b"\r\n\r\n")
+                length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+                if head != request and len(body) >= (int(length[1]) if length else 0):
+                    break
+                if not (data := near.recv(1 << 16)):
                     return
+                request += data
+            far.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            while data := far.recv(1 << 16):
                 if breaks:
                     return
                 near.sendall(data)
