@@ -64,14 +64,14 @@ def test_all_processes_of_a_run_are_found_and_ended_and_no_others(
     )
     monkeypatch.setattr(faults, "REPOSITORY", tmp_path)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    run = faults.Run(tmp_path / "run", [], patience_s=30.0)
+    run = faults.Run(tmp_path / "run", [], patience_s=60.0)
     try:
         run.start()
         run.wait("both run", lambda: len(run.processes()) == 2)
         assert run.server() is None
         run.kill_all()
         run.trainer.wait()
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while run.processes() and time.monotonic() < ends:
             time.sleep(0.02)
         assert not run.processes() and other.poll() is None

@@ -364,10 +364,10 @@ def test_an_interrupted_grid_leaves_no_process_behind_and_goes_on_with_what_is_m
             break
     assert len(marked(mark)) >= 3, "the command, what it forks from, and a run"
     first.send_signal(signal.SIGINT)
-    _, errors = first.communicate(timeout=60)
+    _, errors = first.communicate(timeout=120)
     assert first.returncode == 130
     assert "the same command goes on" in errors
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 60.0
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left

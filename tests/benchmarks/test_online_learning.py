@@ -246,14 +246,14 @@ def test_an_interrupted_comparison_leaves_no_process_behind_and_goes_on(
         if line.startswith("gae-seed0: finished"):
             break
     first.send_signal(signal.SIGINT)
-    _, errors = first.communicate(timeout=60)
+    _, errors = first.communicate(timeout=120)
     assert first.returncode == 130
     assert "the same command goes on" in errors
     assert processes_of(tmp_path) == []
     kept = (tmp_path / "runs" / "gae-seed0" / "summary.json").stat().st_mtime_ns
 
     second = start(repository, *options, "--json", tmp_path / "figures.json")
-    out, errors = second.communicate(timeout=120)
+    out, errors = second.communicate(timeout=300)
     assert "1 of 2 runs are finished already" in errors
     assert (tmp_path / "runs" / "gae-seed0" / "summary.json").stat().st_mtime_ns == kept
     figures = json.loads((tmp_path / "figures.json").read_text())

@@ -64,7 +64,7 @@ def test_the_slurm_script_starts_engines_and_trainers_and_ends_as_the_trainers_d
     variables = {"SLURM_JOB_NODELIST": "gpu[1-4]", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRAINER_CODE": str(code)}
     done = subprocess.run(
-        ["bash", str(script)], cwd=tmp_path, env=os.environ | variables | path, check=False, timeout=60
+        ["bash", str(script)], cwd=tmp_path, env=os.environ | variables | path, check=False, timeout=120
     )
     assert done.returncode == code
     calls = [line.split("\t")[:-1] for line in (tmp_path / "calls").read_text().splitlines()]

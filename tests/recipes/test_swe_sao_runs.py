@@ -54,7 +54,7 @@ def episodes(folder):
 
 def wait_for_threads(before):
     """Whether the threads that a run started have ended."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         left = [
             thread for thread in threading.enumerate() if thread not in before and "agentenv" in thread.name

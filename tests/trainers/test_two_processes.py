@@ -130,7 +130,7 @@ def test_an_error_of_the_rollouts_on_the_main_process_ends_the_other_one_too(
         for rank in range(2)
     ]
     try:
-        stories = [process.communicate(timeout=120)[1] for process in processes]
+        stories = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -283,7 +283,7 @@ def test_a_client_that_has_gone_leaves_no_turn(serve: Any, run: Any, until: Any)
     import httpx
 
     async def check() -> None:
-        async with serve(["hello"], token_s=0.2, repeat=True) as service:
+        async with serve(["hello"], token_s=60.0, repeat=True) as service:
             episode = service.open()
             for stream in (False, True):
                 with pytest.raises(httpx.ReadTimeout):

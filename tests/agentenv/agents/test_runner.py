@@ -60,7 +60,7 @@ def _config(**settings: Any) -> RolloutConfig:
             "max_tokens_per_turn": 32,
             "max_tokens_per_episode": 512,
             "batch_timeout_s": 60.0,
-            "shutdown_timeout_s": 10.0,
+            "shutdown_timeout_s": 60.0,
             **settings,
         }
     )
@@ -243,26 +243,38 @@ def test_a_program_that_hangs_is_killed_when_the_run_stops(tmp_path: Path) -> No
 
     with _controller(play, num_envs=1, batch_size=1) as controller:
         controller.start()
-        assert started.wait(30.0)
+        assert started.wait(60.0)
         before = time.monotonic()
-    assert ended.wait(5.0) and time.monotonic() - before < 10.0
+    assert ended.wait(60.0) and time.monotonic() - before < 50.0
 
 
 def test_a_program_past_its_deadline_is_killed_with_its_children(tmp_path: Path) -> None:
-    call = AgentCall(0, "http://127.0.0.1:1/v1", "key", "m", deadline=time.monotonic() + 1.0)
-    script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', CHILD]); time.sleep(600)"
-    child = "import time, pathlib; time.sleep(3); pathlib.Path('alive').touch()"
-    result = run_program([sys.executable, "-c", f"CHILD = {child!r}\n{script}"], call, cwd=tmp_path)
-    assert result.timed_out and call.is_over and result.duration_s < 3.0
-    time.sleep(3.0)
-    assert not (tmp_path / "alive").exists()
+    pid = tmp_path / "pid"
+    script = "sleep 600 & echo $! >pid.new; mv pid.new pid; sleep 600"
+    for limit_s in (1.0, 5.0, 30.0):  # longer where it did not come to its child
+        call = AgentCall(0, "http://127.0.0.1:1/v1", "key", "m", deadline=time.monotonic() + limit_s)
+        result = run_program(["bash", "-c", script], call, cwd=tmp_path)
+        assert result.timed_out and call.is_over and result.duration_s < 100.0
+        if pid.exists():
+            break
+    deadline = time.monotonic() + 60.0
+    while _is_alive(int(pid.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_program_does_not_get_the_environment_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET", "of the trainer")
-    call = AgentCall(0, "http://127.0.0.1:1/v1", "key", "m", deadline=time.monotonic() + 60.0)
+    call = AgentCall(0, "http://127.0.0.1:1/v1", "key", "m", deadline=time.monotonic() + 120.0)
     script = "import os; print(os.environ.get('A_SECRET'), os.environ['OPENAI_API_KEY'], os.environ['MORE'])"
     result = run_program([sys.executable, "-c", script], call, cwd=tmp_path, env={"MORE": "more"})
     assert result.output == "None key more\n"

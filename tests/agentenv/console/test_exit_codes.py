@@ -73,5 +73,5 @@ def test_a_forked_child_dies_of_sigterm_without_a_word(capfd: pytest.CaptureFixt
         "    return 0 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM else 1\n"
         "sys.exit(run_program(call))"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
     assert (done.returncode, capfd.readouterr().err) == (0, "")

@@ -210,7 +210,7 @@ def test_on_a_terminal_ctrl_c_ends_with_130_and_the_transcript_is_there(tmp_path
         os.write(ours, b"19\n")
         shown += _read_until(ours, b"[2] > ")
         shown += _read_until(ours, b"agentenv: interrupted", key=b"\x03")
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         os.close(ours)
@@ -242,6 +242,6 @@ def test_sigterm_ends_it_like_ctrl_c_with_its_own_code(tmp_path: Path) -> None:
         process.stdout.readline()
         process.stdout.readline()  # the first observation: the episode has begun
         process.terminate()
-        assert process.wait(timeout=20) == 143
+        assert process.wait(timeout=60) == 143
         assert process.stderr.read() == b"agentenv: terminated\n"
     assert json.loads(file.read_text())["end_reason"] == "interrupted"

@@ -99,4 +99,4 @@ def server() -> Iterator[FakeServer]:
     yield fake
     http.shutdown()
     http.server_close()
-    thread.join(5)
+    thread.join(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 def _client(server: Any, **settings: Any) -> ChatServer:
     return ChatServer(
-        server.url, **{"model": "tiny", "timeout_s": 5.0, "first_pause_s": 0.01, "retries": 3, **settings}
+        server.url, **{"model": "tiny", "timeout_s": 60.0, "first_pause_s": 0.01, "retries": 3, **settings}
     )
 
 
@@ -64,16 +65,17 @@ def test_the_pause_that_a_server_asks_for_is_kept(server: Any) -> None:
 
 
 def test_an_answer_that_takes_too_long_is_asked_for_again(server: Any) -> None:
-    waits = [2.0, 0.0]
+    asked_again = threading.Event()
 
     def answer(request: Any) -> str:
-        time.sleep(waits.pop(0))
+        if len(server.requests) == 1:
+            asked_again.wait(60.0)
         return "word"
 
     server.answer = answer
-    began = time.monotonic()
     assert _ask(_client(server, timeout_s=0.3)) == "word"
-    assert time.monotonic() - began < 1.9
+    assert len(server.requests) >= 2
+    asked_again.set()
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -86,11 +88,11 @@ def test_a_redirection_is_not_followed_and_the_key_goes_nowhere_else(server: Any
 
 
 def test_an_answer_that_trickles_in_ends_by_the_time_out(server: Any) -> None:
-    server.pause_s = 0.02  # after each byte; the whole answer would take seconds
+    server.pause_s = 1.0  # after each byte; the whole answer would take minutes
     began = time.monotonic()
     with pytest.raises(ModelError, match=r"no answer within 0\.2 s"):
         _ask(_client(server, timeout_s=0.2, retries=0))
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 60.0
 
 
 def test_an_answer_without_end_is_an_error(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +196,7 @@ def test_a_server_that_hangs_before_the_first_episode_is_told_soon(monkeypatch: 
         began = time.monotonic()
         with pytest.raises(UsageError, match=r"--model-name .*no answer within 0\.1 s, 4 times in a row"):
             ChatServer(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", first_pause_s=0.01).choose_model()
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 60.0
 
 
 @pytest.mark.parametrize("key", ["secret\nInjected: 1", "s\u00e9cret", "secret\u20ac"])
@@ -210,10 +212,9 @@ def test_nothing_that_listens_is_one_error_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    began = time.monotonic()
-    with pytest.raises(UsageError, match="connection refused: nothing listens there"):
+    with pytest.raises(UsageError, match="connection refused: nothing listens there") as caught:
         ChatServer(url).choose_model()
-    assert time.monotonic() - began < 2.0
+    assert "in a row" not in str(caught.value)
 
 
 def test_the_only_model_is_chosen_and_a_missing_v1_is_completed(server: Any) -> None:

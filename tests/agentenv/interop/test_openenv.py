@@ -202,7 +202,7 @@ def test_arguments_options_and_what_json_or_utf8_cannot_hold_come_through(serve:
 
 def test_sessions_are_apart_bounded_and_closed_with_their_environment(serve: Callable[..., str]) -> None:
     url = serve("Flaky-v0", max_sessions=2)
-    one, two, three = (OpenEnvClientEnv(url, timeout_s=20.0) for _ in range(3))
+    one, two, three = (OpenEnvClientEnv(url, timeout_s=60.0) for _ in range(3))
     one.reset(seed=0)
     two.reset(seed=0)
     assert len(Flaky.open) == 2
@@ -241,7 +241,7 @@ def test_a_server_that_is_gone_is_no_fault_of_the_policy(
 ) -> None:
     make = partial(agentenv.make, "Echo-v0")
     server = run_app(make_app("Echo-v0", make, max_sessions=1))
-    env = OpenEnvClientEnv(server.url, timeout_s=20.0)
+    env = OpenEnvClientEnv(server.url, timeout_s=60.0)
     env.reset(seed=0)
     loop.call(server.stop())
     with pytest.raises(InfrastructureError):
@@ -278,7 +278,7 @@ def status(url: str, **headers: str) -> int:
     request = urllib.request.Request(url, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=20) as response:
+        with opener.open(request, timeout=60) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -334,7 +334,7 @@ def test_the_command_serves_until_a_signal() -> None:
             env.close()
         finally:
             server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=60) == 0
         assert server.stderr.read() == ""
 
 

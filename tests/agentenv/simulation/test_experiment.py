@@ -104,7 +104,7 @@ def test_a_run_without_an_end_in_sight_raises_instead_of_hanging():
     began = time.monotonic()
     with pytest.raises(RolloutError):
         simulate(run)
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 60.0
 
 
 def test_512_environments_of_22_turns_take_seconds_of_cpu():

@@ -50,7 +50,8 @@ def window(url) -> Iterator[Any]:
     """A page, for all tests: a new one takes longer than most of them."""
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
+        expect.set_options(timeout=60_000)
         yield page
 
 

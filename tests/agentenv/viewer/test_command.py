@@ -23,10 +23,10 @@ def test_it_serves_until_ctrl_c_writes_nothing_and_ends_with_0(make_run):
             line = process.stderr.readline()
             url = re.search(r"http://127\.0\.0\.1:\d+", line)
             assert url, line
-            with urllib.request.urlopen(f"{url[0]}/api/run", timeout=10) as answer:
+            with urllib.request.urlopen(f"{url[0]}/api/run", timeout=60) as answer:
                 assert b'"lamps"' in answer.read()
             process.send_signal(signal.SIGINT)
-            out, errors = process.communicate(timeout=20)
+            out, errors = process.communicate(timeout=60)
         finally:
             process.kill()
     assert (process.returncode, out, errors) == (0, "", "")

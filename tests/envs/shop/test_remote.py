@@ -39,6 +39,7 @@ class FakeService:
         self.fault: str | None = None
         """For the next request of `fault_at`: drop, hang, trickle, http 500, no json, no result or error."""
         self.fault_at = "interact"
+        self.closing = threading.Event()
         self.lock = threading.Lock()
         outer = self
 
@@ -57,7 +58,7 @@ class FakeService:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
                 if fault == "hang":
-                    time.sleep(1.0)
+                    outer.closing.wait(60.0)
                 raw = json.dumps({"result": result}).encode()
                 raw = {"no json": b"<html>", "no result": b"{}"}.get(fault or "", raw)
                 self.send_response(500 if fault == "http 500" else 200)
@@ -125,6 +126,7 @@ class FakeService:
 
     def stop(self) -> None:
         """Close the port."""
+        self.closing.set()
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
@@ -220,10 +222,10 @@ def test_the_services_own_limit_truncates_and_gives_the_slot_back_by_itself(serv
 def test_an_interact_without_an_answer_is_not_repeated_and_its_slot_left_alone(
     service: FakeService, fault: str
 ) -> None:
-    env = RemoteShopEnv(service_url=service.url, timeout_s=0.3)
+    env = RemoteShopEnv(service_url=service.url)
     env.reset(seed=0)
     env.step("search[kettle]")
-    service.fault = fault
+    service.fault, env._timeout_s = fault, 0.3
     with pytest.raises(InfrastructureError, match=service.url):
         env.step("search[mug]")
     env.close()
@@ -245,11 +247,12 @@ def test_an_error_that_comes_as_http_200_raises_and_the_slot_is_released_once(se
 
 @pytest.mark.parametrize("fault", ["drop", "hang", "trickle", "http 500", "no json", "no result"])
 def test_a_reset_without_an_answer_is_not_repeated(service: FakeService, fault: str) -> None:
-    env = RemoteShopEnv(service_url=service.url, timeout_s=0.3)
-    service.fault, service.fault_at = fault, "reset"
+    env = RemoteShopEnv(service_url=service.url)
+    service.fault, service.fault_at, env._timeout_s = fault, "reset", 0.3
     with pytest.raises(InfrastructureError):
         env.reset(seed=0)
     assert service.count("reset") == 1 and service_of(service.url).count == 0
+    env._timeout_s = 60.0
     env.reset(seed=0)
     env.close()
 

@@ -40,7 +40,7 @@ def programs() -> Iterator[Callable[..., SWEAgentPrograms]]:
         item.close()
 
 
-def _call(seed: int = 3, seconds: float = 60.0, **options: Any) -> AgentCall:
+def _call(seed: int = 3, seconds: float = 120.0, **options: Any) -> AgentCall:
     return AgentCall(
         seed, "http://127.0.0.1:1/v1", "sk-key", "policy", deadline=time.monotonic() + seconds, **options
     )
@@ -98,7 +98,7 @@ def test_a_program_finds_issue_and_endpoint(programs: Any) -> None:
 
 
 def test_a_program_out_of_time_is_truncated_and_not_graded(programs: Any) -> None:
-    outcome = programs(lambda job: "sleep 600")(_call(seconds=1.5))
+    outcome = programs(lambda job: "sleep 600")(_call(seconds=3.0))
     assert (outcome.reward, outcome.truncated) == (0.0, True)
     assert "grade" not in outcome.info and outcome.info["exit_code"] < 0
 
@@ -113,7 +113,7 @@ def test_a_program_that_is_given_up_ends_soon(programs: Any) -> None:
     threading.Timer(1.0, cancelled.set).start()
     before = time.monotonic()
     assert programs(lambda job: "sleep 600")(_call(cancelled=cancelled)).truncated
-    assert time.monotonic() - before < 30.0
+    assert time.monotonic() - before < 60.0
 
 
 def test_a_broken_sandbox_is_no_reward(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

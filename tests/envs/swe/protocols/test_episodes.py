@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -124,13 +125,20 @@ def test_an_edit_of_the_last_episode_can_not_be_undone(tools_env: SWEEnv) -> Non
 
 
 def test_calls_of_a_turn_share_time_and_characters() -> None:
-    env = SWEEnv(sandbox="local-unisolated", protocol="tools", command_timeout_s=0.6, observation_chars=400)
-    env.reset(seed=0)
-    long, sleep = (as_tool_call("bash", command=text) for text in ("seq 10000", "sleep 20"))
-    heard, *_ = env.step(long + sleep + long)
-    answers = heard.split("\n</tool_response>\n<tool_response>\n")
+    long, sleep = (as_tool_call("bash", command=text) for text in ("seq 10000", "sleep 60"))
+    for limit_s in (0.6, 4.0, 30.0):  # longer where the first command was cut
+        env = SWEEnv(
+            sandbox="local-unisolated", protocol="tools", command_timeout_s=limit_s, observation_chars=400
+        )
+        env.reset(seed=0)
+        heard, *_ = env.step(long + sleep + long)
+        answers = heard.split("\n</tool_response>\n<tool_response>\n")
+        if "bytes left out" in answers[0]:
+            break
+        env.close()
     assert len(answers) == 3 and "bytes left out" in answers[0] and len(answers[0]) < 250
-    assert answers[1].startswith("[stopped after 0.") and answers[2].startswith("[not run")
+    stopped = re.match(r"\[stopped after (\S+) s]", answers[1])
+    assert stopped and float(stopped[1]) < limit_s and answers[2].startswith("[not run")
     # Those that were done before a submission are done; the grade is of what they left.
     env.reset(seed=0)
     *_, terminated, _, info = env.step(as_tool_call("bash", command=f"rm {MODULE}") + as_tool_call("submit"))
@@ -140,10 +148,13 @@ def test_calls_of_a_turn_share_time_and_characters() -> None:
 
 def test_an_episode_over_its_time_is_truncated_and_a_late_submission_is_graded() -> None:
     env = SWEEnv(split="heldout", sandbox="local-unisolated", episode_timeout_s=0.5)
-    env.reset(seed=0)
-    started = time.monotonic()
-    heard, reward, terminated, truncated, info = env.step(as_action("sleep 20"))
-    assert time.monotonic() - started < 10
+    for _ in range(3):
+        env.reset(seed=0)
+        started = time.monotonic()
+        heard, reward, terminated, truncated, info = env.step(as_action("sleep 200"))
+        assert time.monotonic() - started < 60
+        if heard == "[stopped after 0.5 s]":  # less is left where the machine stood still after the reset
+            break
     assert (reward, terminated, truncated) == (0.0, False, True) and heard == "[stopped after 0.5 s]"
     assert info["success"] is False and info["truncated_by"] == "episode_timeout_s"
     env.reset(seed=0)
@@ -193,7 +204,7 @@ def test_a_rollout_plays_each_protocol_and_its_tokens_are_the_dialogue(name: str
             return await manager.run_episode(EpisodeTicket("e", "g", 0, start_version=0, number=0), 0)
         finally:
             manager.end()
-            await manager.join(asyncio.get_running_loop().time() + 20)
+            await manager.join(asyncio.get_running_loop().time() + 60)
 
     trajectory = asyncio.run(play())
     assert (trajectory.reward, trajectory.end_reason, trajectory.turns) == (1.0, "terminated", len(actions))

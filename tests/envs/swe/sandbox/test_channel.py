@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentenv_envs.swe.sandbox import channel
 from agentenv_envs.swe.sandbox.channel import SPARE_BYTES, Channel, ChannelLostError
 
 Play = Callable[[Callable[[str, Callable[[bytes], None]], None]], Channel]
@@ -50,7 +51,7 @@ def play() -> Iterator[Play]:
 
 def test_what_else_comes_is_no_part_of_an_answer(play: Play) -> None:
     channel = play(lambda tag, send: send(f"\1x\1\1old ok 7 1\1y\1old\1\1{tag} ok 3 2\1hi\1{tag}\1".encode()))
-    answer = channel.ask("run", b"\n", 5.0)
+    answer = channel.ask("run", b"\n", 60.0)
     assert (answer.code, answer.payload) == (3, b"hi")
 
 
@@ -58,7 +59,7 @@ def test_what_else_comes_is_no_part_of_an_answer(play: Play) -> None:
 def test_an_answer_that_is_none_is_a_lost_channel(play: Play, header: str) -> None:
     channel = play(lambda tag, send: send(f"\1{tag} {header}\1hi\1{tag}\1".encode()))
     with pytest.raises(ChannelLostError, match="garbled"):
-        channel.ask("run", b"\n", 5.0)
+        channel.ask("run", b"\n", 60.0)
 
 
 def test_an_answer_without_end_is_cut_at_its_limit(play: Play) -> None:
@@ -72,7 +73,7 @@ def test_an_answer_without_end_is_cut_at_its_limit(play: Play) -> None:
             sent += 1 << 16
 
     with pytest.raises(ChannelLostError, match="too long"):
-        play(flood).ask("run", b"\n", 20.0, most=1000)
+        play(flood).ask("run", b"\n", 60.0, most=1000)
     assert sent < 2 * SPARE_BYTES
 
 
@@ -87,10 +88,26 @@ def test_an_answer_that_trickles_in_for_ever_ends_at_the_deadline(play: Play) ->
     assert caught.value.late
 
 
-def test_what_the_one_who_looks_on_takes_is_not_the_answers_time(play: Play) -> None:
+def test_what_the_one_who_looks_on_takes_is_not_the_answers_time(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_s = 0.0
+    looked = threading.Event()
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return time.monotonic() + looked_s
+
     def answer(tag: str, send: Callable[[bytes], None]) -> None:
         send(f"\1{tag} more 0 1\1a\1{tag}\1".encode())
-        time.sleep(1.0)
+        looked.wait(60.0)
         send(f"\1{tag} ok 0 1\1a\1{tag}\1".encode())
 
-    assert play(answer).ask("run", b"\n", 0.8, lambda part: time.sleep(0.9)).state == "ok"
+    def look(part: object) -> None:
+        nonlocal looked_s
+        looked_s += 1000.0
+        looked.set()
+
+    monkeypatch.setattr(channel, "time", Clock)
+    assert play(answer).ask("run", b"\n", 60.0, look).state == "ok"

@@ -4,11 +4,12 @@ import random
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from agentenv.errors import SandboxError
-from agentenv_envs.swe.sandbox import SandboxSpec, driver
+from agentenv_envs.swe.sandbox import CommandResult, SandboxSpec, driver
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend, DockerSandbox
 
 pytestmark = pytest.mark.docker
@@ -62,27 +63,29 @@ def test_endless_output_is_bounded_and_the_channel_goes_on(sandbox: DockerSandbo
     assert sandbox.run("echo on").output == "on\n"
 
 
-def test_a_time_limit_ends_the_command_and_all_that_it_started(sandbox: DockerSandbox) -> None:
-    sandbox.run("sleep 111 &")
+def test_a_time_limit_ends_the_command_and_all_that_it_started(
+    sandbox: DockerSandbox, run_cut: Callable[..., CommandResult]
+) -> None:
+    sandbox.run("sleep 1111 &")
     started = time.monotonic()
-    result = sandbox.run("setsid sleep 222 & trap '' TERM; echo before; sleep 333; sleep 333", timeout_s=0.5)
+    result = run_cut(sandbox, "setsid sleep 222 & trap '' TERM; echo before; sleep 333; sleep 333")
     assert (result.output, result.exit_code, result.timed_out) == ("before\n", 124, True)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 100
     alive = sandbox.run("ps -eo args").output
-    assert "sleep 111" in alive, "what an earlier command left running is not its business"
+    assert "sleep 1111" in alive, "what an earlier command left running is not its business"
     assert "sleep 222" not in alive
     assert "sleep 333" not in alive
 
 
 def test_a_background_process_does_not_hold_a_command_up(sandbox: DockerSandbox) -> None:
-    result = sandbox.run("(sleep 30; echo late) & echo now", timeout_s=10)
+    result = sandbox.run("(sleep 300; echo late) & echo now", timeout_s=200)
     assert result.output == "now\n"
-    assert result.duration_s < 5
+    assert result.duration_s < 60
     assert sandbox.run("echo next").output == "next\n"
 
 
 def test_a_stopped_command_is_not_waited_for(sandbox: DockerSandbox) -> None:
-    assert sandbox.run("kill -STOP $$", timeout_s=20).duration_s < 10
+    assert sandbox.run("kill -STOP $$", timeout_s=200).duration_s < 60
     assert "T" not in sandbox.run("ps -eo stat=").output
 
 
@@ -101,10 +104,10 @@ def test_a_command_that_kills_the_driver_is_a_result(sandbox: DockerSandbox, com
 
 
 def test_a_command_that_stops_the_driver_is_a_time_out(
-    sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: DockerSandbox, monkeypatch: pytest.MonkeyPatch, run_cut: Callable[..., CommandResult]
 ) -> None:
     monkeypatch.setattr(driver, "GRACE_S", 2.0)
-    result = sandbox.run("echo before; kill -STOP $PPID", timeout_s=0.5)
+    result = run_cut(sandbox, "echo before; kill -STOP $PPID")
     assert (result.output, result.exit_code, result.timed_out) == ("before\n", 124, True)
     assert sandbox.run("echo after").output == "after\n"
 
@@ -186,8 +189,8 @@ def test_a_container_that_vanishes_is_a_sandbox_error_at_once(docker_backend: Do
     timer.start()
     started = time.monotonic()
     with pytest.raises(SandboxError):
-        sandbox.run("sleep 30", timeout_s=60)
-    assert time.monotonic() - started < 15
+        sandbox.run("sleep 300", timeout_s=600)
+    assert time.monotonic() - started < 60
     timer.join()
     with pytest.raises(SandboxError, match="broken"):
         sandbox.run("true")
@@ -240,7 +243,7 @@ def test_a_sandbox_that_is_given_back_while_a_command_runs_is_removed_and_the_co
     thread.start()
     assert runs.wait(60)
     docker_backend.release(sandbox)
-    thread.join(30)
+    thread.join(50)
     assert not thread.is_alive()
     assert len(errors) == 1
     assert not sandbox.reusable

@@ -4,14 +4,14 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agentenv.errors import SandboxError, UsageError
-from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
+from agentenv_envs.swe.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxSpec, open_backend
 from agentenv_envs.swe.sandbox import local_backend as module
 from agentenv_envs.swe.sandbox.local_backend import LocalBackend, LocalSandbox
 
@@ -30,8 +30,14 @@ def sandbox(backend: LocalBackend) -> LocalSandbox:
     return backend.acquire(SPEC)
 
 
-def running(text: str) -> bool:
-    return subprocess.run(["pgrep", "-f", text], stdout=subprocess.DEVNULL, check=False).returncode == 0
+def ends(text: str) -> bool:
+    """Whether no process has the text in its command, or soon none has: what was killed ends in its own time."""
+    deadline = time.monotonic() + 20
+    while subprocess.run(["pgrep", "-f", text], stdout=subprocess.DEVNULL, check=False).returncode == 0:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def test_it_offers_what_the_protocols_ask_for(backend: LocalBackend, sandbox: LocalSandbox) -> None:
@@ -96,13 +102,15 @@ def test_long_output_comes_back_as_head_and_tail(sandbox: LocalSandbox) -> None:
     assert endless.total_bytes <= 64 << 20
 
 
-def test_a_time_limit_ends_all_that_the_command_started(sandbox: LocalSandbox) -> None:
+def test_a_time_limit_ends_all_that_the_command_started(
+    sandbox: LocalSandbox, run_cut: Callable[..., CommandResult]
+) -> None:
     started = time.monotonic()
     command = "setsid sleep 98761 & sleep 98761 & trap '' TERM; echo a; sleep 98761; sleep 98761"
-    result = sandbox.run(command, timeout_s=0.5)
+    result = run_cut(sandbox, command)
     assert (result.output, result.exit_code, result.timed_out) == ("a\n", 124, True)
-    assert time.monotonic() - started < 10
-    assert not running("sleep 98761")
+    assert time.monotonic() - started < 100
+    assert ends("sleep 98761")
 
 
 def test_memory_and_file_size_are_limited(backend: LocalBackend) -> None:
@@ -117,7 +125,7 @@ def test_a_reset_leaves_neither_files_nor_processes(sandbox: LocalSandbox) -> No
     )
     sandbox.reset({"new": "1"})
     assert sandbox.run("ls -A . $HOME $TMPDIR | grep -v :").output.split() == ["new"]
-    assert not running("sleep 98762")
+    assert ends("sleep 98762")
     with pytest.raises(SandboxError, match="read_only=True"):
         LocalBackend().acquire(SandboxSpec()).reset()
 
@@ -136,7 +144,7 @@ def test_closing_removes_every_folder_and_process(backend: LocalBackend) -> None
     backend.release(sandbox)
     assert backend.left() == 0
     assert not folder.exists()
-    assert not running("sleep 98763")
+    assert ends("sleep 98763")
     with pytest.raises(SandboxError, match="closed"):
         sandbox.run("true")
     backend.close()
@@ -149,7 +157,7 @@ def test_a_command_that_starts_while_another_thread_closes_its_sandbox_is_killed
 ) -> None:
     def run(sandbox: LocalSandbox) -> None:
         with suppress(SandboxError, OSError):
-            sandbox.run("sleep 60", timeout_s=60.0)
+            sandbox.run("sleep 150", timeout_s=150.0)
 
     for number in range(20):  # the moment is a matter of a few milliseconds
         sandbox = backend.acquire(SandboxSpec())
@@ -157,7 +165,7 @@ def test_a_command_that_starts_while_another_thread_closes_its_sandbox_is_killed
         thread.start()
         time.sleep(number / 5000)
         sandbox.close()
-        thread.join(10.0)
+        thread.join(60.0)
         assert not thread.is_alive()
 
 

@@ -40,7 +40,7 @@ class Running:
 
     def stop(self, *, now: bool = True) -> None:
         self.service.stop(now=now)
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
     def client(self, name: str = "alice", **settings: Any) -> RemoteBackend:
@@ -48,7 +48,7 @@ class Running:
 
     def http(self, name: str | None = "alice") -> httpx.Client:
         headers = {} if name is None else {"authorization": f"Bearer {TOKENS[name]}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def until() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds."""
 
     def wait(holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not holds():
             assert time.monotonic() < deadline, "it does not come to hold"
             time.sleep(0.02)

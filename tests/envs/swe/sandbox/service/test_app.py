@@ -151,11 +151,10 @@ def test_a_body_that_is_cut_off_or_does_not_come_is_no_fault_of_the_service(
     refused = service.leases.metrics.refused.labels("usage")._value
     with socket.create_connection(("127.0.0.1", service.port)) as near:
         near.sendall(head)
-        time.sleep(0.2)
     until(lambda: refused.get() == 1)
     assert not [record for record in caplog.records if record.exc_info]
     monkeypatch.setattr(app, "BODY_TIMEOUT_S", 0.2)
-    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as near:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as near:
         near.sendall(head)
         assert near.recv(1000).startswith(b"HTTP/1.1 504 ")
 
@@ -242,7 +241,7 @@ def test_a_drain_lets_leases_go_on_until_they_are_given_back(
         assert http.put(f"{LEASE}/commands/0", json={"command": "echo fine"}).json()["output"] == "fine\n"
         assert service.thread.is_alive()
         http.delete(LEASE)
-    service.thread.join(20)
+    service.thread.join(60)
     assert not service.thread.is_alive()
 
 
@@ -253,9 +252,9 @@ def test_a_drain_cuts_at_its_deadline_what_still_runs(serve: Callable[..., Any])
         http.put(LEASE, json={})
         service.service.stop()
         started = time.monotonic()
-        answer = http.put(f"{LEASE}/commands/0", json={"command": "sleep 50; true", "wait_s": 20})
-        assert time.monotonic() - started < 10
+        answer = http.put(f"{LEASE}/commands/0", json={"command": "sleep 300; true", "wait_s": 20})
+        assert time.monotonic() - started < 60
         assert answer.status_code == 502 or answer.json()["exit_code"] != 0
-    service.thread.join(20)
+    service.thread.join(60)
     assert not service.thread.is_alive()
     assert backend.left() == 0

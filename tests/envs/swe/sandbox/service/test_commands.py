@@ -123,12 +123,12 @@ def test_equal_requests_share_one_build_and_a_failed_one_is_tried_again() -> Non
     backend = LocalBackend()
     images = TaskImages(backend, ServiceLimits(packages=True), ensure)
     request = {"instance_id": "a-1", "package": "six==1.16.0"}
-    assert isinstance(images.request(request).result(10).error, SandboxError)
-    assert images.request(request).result(10).get() == "agentenv/swe-six:1"
-    assert images.request(request).result(10).get() == "agentenv/swe-six:1"
+    assert isinstance(images.request(request).result(60).error, SandboxError)
+    assert images.request(request).result(60).get() == "agentenv/swe-six:1"
+    assert images.request(request).result(60).get() == "agentenv/swe-six:1"
     assert len(tries) == 2
     held = threading.Event()
-    images._ensure = lambda task, backend: str(held.wait(20))
+    images._ensure = lambda task, backend: str(held.wait(120))
     waiting = [images.request(request | {"package": f"six=={number}"}) for number in range(64)]
     with pytest.raises(Refusal, match="64 images are waiting to be made"):
         images.request(request | {"package": "six==64"})

@@ -61,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield start
     for process in started:
         process.process.kill()
-        process.process.wait(20)
+        process.process.wait(60)
         assert process.process.stderr is not None
         process.process.stderr.close()
 
@@ -98,7 +98,7 @@ def test_embedded_tasks_earn_through_the_service_what_they_earn_locally(
         "one container served all of them, one after the other"
     )
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(30) == 0
+    assert service.process.wait(60) == 0
     assert service.containers(docker_backend) == []
 
 
@@ -108,10 +108,13 @@ def test_sigterm_cuts_what_runs_at_the_deadline_and_removes_all_containers(
     service = start("--drain-s", "0.5")
     remote = RemoteBackend([service.url], TOKEN)
     sandbox = remote.acquire(SandboxSpec(read_only=True))
-    threading.Timer(1.0, service.process.send_signal, [signal.SIGTERM]).start()
     with pytest.raises(SandboxError):
-        sandbox.run("sleep 60", timeout_s=120)
-    assert service.process.wait(30) == 0
+        sandbox.run(
+            "echo on; sleep 60",
+            timeout_s=120,
+            on_output=lambda text: service.process.send_signal(signal.SIGTERM),
+        )
+    assert service.process.wait(60) == 0
     assert service.containers(docker_backend) == []
     remote.close()
 
@@ -124,7 +127,7 @@ def test_what_a_killed_service_leaves_the_next_one_removes(
     remote.acquire(SandboxSpec())
     assert len(first.containers(docker_backend)) == 1
     first.process.kill()
-    first.process.wait(20)
+    first.process.wait(60)
     second = start()
     assert first.containers(docker_backend) == []
     remote.close()

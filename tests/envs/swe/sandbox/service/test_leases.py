@@ -49,7 +49,7 @@ def test_a_lease_ends_when_it_is_not_renewed_and_its_sandbox_goes_with_it(
     clock.now = 101
     assert leases.expire() == 1
     assert lost.ended is not None
-    lost.ended.result(10)
+    lost.ended.result(60)
     assert not folder.exists()
     assert leases.of("alice") == [kept.id]
     with pytest.raises(Refusal, match="lease-lost: there is none"):
@@ -62,10 +62,10 @@ def test_a_command_that_runs_is_cut_with_its_lease(leases: Leases, clock: Clock)
     command = leases.command(lease, 0, "sleep 50; true", 60.0, 100)
     clock.now = 11
     assert leases.expire() == 1
-    result = command.result(20)
+    result = command.result(60)
     assert isinstance(result.error, SandboxError) or result.value.exit_code != 0
     assert lease.ended is not None
-    lease.ended.result(20)
+    lease.ended.result(60)
     assert leases.backend.left() == 0
 
 
@@ -92,7 +92,7 @@ def test_each_client_has_its_quota_and_all_together_have_the_limit(leases: Lease
     with pytest.raises(Refusal) as caught:
         leases.open("bob", "lease-1", SPEC, 100)
     assert caught.value.kind == "busy"
-    leases.end(leases.get("alice", "lease-0")).result(10)
+    leases.end(leases.get("alice", "lease-0")).result(60)
     leases.open("bob", "lease-1", SPEC, 100)
 
 
@@ -102,29 +102,29 @@ def test_a_repeated_request_joins_the_first_one(leases: Leases) -> None:
     with pytest.raises(Refusal, match="the id is taken"):
         leases.open("alice", "lease-0001", SandboxSpec(), 100)
     command = "echo x >> /dev/null; echo once >> log; cat log"
-    first = leases.command(lease, 0, command, 10.0, 100)
-    again = leases.command(lease, 0, command, 10.0, 100)
+    first = leases.command(lease, 0, command, 60.0, 100)
+    again = leases.command(lease, 0, command, 60.0, 100)
     assert first is again
-    assert first.result(10).get().output == "once\n"
-    assert leases.command(lease, 0, command, 10.0, 100).result(10).get().output == "once\n"
-    assert leases.command(lease, 1, command, 10.0, 100).result(10).get().output == "once\nonce\n"
+    assert first.result(60).get().output == "once\n"
+    assert leases.command(lease, 0, command, 60.0, 100).result(60).get().output == "once\n"
+    assert leases.command(lease, 1, command, 60.0, 100).result(60).get().output == "once\nonce\n"
     with pytest.raises(Refusal, match="command 0 is over"):
-        leases.command(lease, 0, command, 10.0, 100)
+        leases.command(lease, 0, command, 60.0, 100)
 
 
 def test_a_client_that_sends_much_is_refused_and_delays_no_other(leases: Leases) -> None:
     lease = leases.open("alice", "lease-0001", SPEC, 100)
     held = threading.Event()
-    first = leases.submit(lease, lambda sandbox: held.wait(20))
+    first = leases.submit(lease, lambda sandbox: held.wait(120))
     waiting = [leases.submit(lease, lambda sandbox: None) for _ in range(3)]
     with pytest.raises(Refusal, match="4 requests wait for it already"):
         leases.submit(lease, lambda sandbox: None)
     other = leases.open("bob", "lease-0001", SPEC, 100)
-    assert leases.command(other, 0, "echo fine", 10.0, 100).result(10).get().output == "fine\n"
+    assert leases.command(other, 0, "echo fine", 60.0, 100).result(60).get().output == "fine\n"
     assert not first.done()
     held.set()
     for future in waiting:
-        assert future.result(10).error is None
+        assert future.result(60).error is None
 
 
 def test_while_draining_leases_go_on_and_no_new_ones_come(leases: Leases) -> None:
@@ -133,7 +133,7 @@ def test_while_draining_leases_go_on_and_no_new_ones_come(leases: Leases) -> Non
     with pytest.raises(Refusal, match="no new leases"):
         leases.open("alice", "lease-0002", SPEC, 100)
     assert leases.open("alice", "lease-0001", SPEC, 100) is lease
-    assert leases.command(lease, 0, "echo fine", 10.0, 100).result(10).get().output == "fine\n"
+    assert leases.command(lease, 0, "echo fine", 60.0, 100).result(60).get().output == "fine\n"
     leases.close()
     assert leases.count() == 0
     leases.close()
@@ -170,11 +170,11 @@ def test_warm_sandboxes_of_odd_specifications_make_room(
     for number in range(12):
         spec = SandboxSpec(read_only=True, memory_mb=1000 + number % 6)
         lease = leases.open("alice", f"lease-{number:04d}", spec, 100)
-        sandbox = lease.made.result(10).get()
-        leases.end(lease).result(10)
+        sandbox = lease.made.result(60).get()
+        leases.end(lease).result(60)
     assert backend.most <= 3
     again = leases.open("alice", "lease-last", spec, 100)
-    assert again.made.result(10).get() is sandbox, "the one that was used last is warm"
+    assert again.made.result(60).get() is sandbox, "the one that was used last is warm"
     leases.close()
     assert backend.left() == 0
 
@@ -182,7 +182,7 @@ def test_warm_sandboxes_of_odd_specifications_make_room(
 def test_a_sandbox_that_cant_be_made_is_an_outcome(leases: Leases) -> None:
     lease = leases.open("alice", "lease-0001", SandboxSpec(image="missing"), 100)
     with pytest.raises(ValueError, match="missing"):
-        lease.made.result(10).get()
-    assert isinstance(leases.submit(lease, lambda sandbox: None).result(10).error, ValueError)
-    leases.end(lease, "failed").result(10)
+        lease.made.result(60).get()
+    assert isinstance(leases.submit(lease, lambda sandbox: None).result(60).error, ValueError)
+    leases.end(lease, "failed").result(60)
     assert leases.count() == 0

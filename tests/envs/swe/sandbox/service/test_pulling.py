@@ -164,10 +164,10 @@ def test_a_service_listens_when_its_images_are_there_and_lets_clients_use_them(
         assert "this service allows" not in str(caught.value)
         remote.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(60)
         process.stderr.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import SandboxError
-from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec
+from agentenv_envs.swe.sandbox import Sandbox, SandboxSpec, driver
 from agentenv_envs.swe.sandbox.base import STREAM_BYTES, OutputStream
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend
 from agentenv_envs.swe.sandbox.local_backend import LocalBackend
@@ -36,17 +36,20 @@ def docker_sandbox(docker_backend: DockerBackend) -> Iterator[Sandbox]:
 
 
 def test_pieces_come_while_the_command_runs_and_make_up_its_output(sandbox: Sandbox) -> None:
-    pieces: list[tuple[float, str]] = []
-    started = time.monotonic()
-    result = sandbox.run(
-        "echo first; echo second >&2; sleep 2; printf 'th\\303'; sleep 0.5; printf '\\274rd'; exit 3",
-        on_output=lambda text: pieces.append((time.monotonic() - started, text)),
-    )
-    assert (result.exit_code, result.timed_out) == (3, False)
-    assert "".join(text for _, text in pieces) == result.output == "first\nsecond\nthürd"
-    assert pieces[0][1].startswith("first")
-    assert pieces[0][0] < result.duration_s - 1.5, "it came long before the end"
-    assert not any("�" in text for _, text in pieces)
+    for pause_s in (2, 20):  # longer where the machine was slow, or stood still
+        pieces: list[tuple[float, str]] = []
+        started = time.monotonic()
+        result = sandbox.run(
+            f"echo first; echo second >&2; sleep {pause_s}; printf 'th\\303'; sleep 0.5; printf '\\274rd'; exit 3",
+            on_output=lambda text: pieces.append((time.monotonic() - started, text)),  # noqa: B023
+        )
+        assert (result.exit_code, result.timed_out) == (3, False)
+        assert "".join(text for _, text in pieces) == result.output == "first\nsecond\nthürd"
+        assert pieces[0][1].startswith("first")
+        assert not any("�" in text for _, text in pieces)
+        if soon := pieces[0][0] < result.duration_s - 0.75 * pause_s:
+            break
+    assert soon, "it came long before the end"
 
 
 def test_a_command_without_output_and_the_next_one_are_as_ever(sandbox: Sandbox) -> None:
@@ -59,9 +62,9 @@ def test_a_command_without_output_and_the_next_one_are_as_ever(sandbox: Sandbox)
     assert pieces == ["now\n"]
 
 
-def test_what_was_written_before_a_time_out_is_seen(sandbox: Sandbox) -> None:
+def test_what_was_written_before_a_time_out_is_seen(sandbox: Sandbox, run_cut: Callable[..., Any]) -> None:
     pieces: list[str] = []
-    result = sandbox.run("echo early; sleep 60", timeout_s=1.0, on_output=pieces.append)
+    result = run_cut(sandbox, "echo early; sleep 60", on_output=pieces.append)
     assert result.timed_out
     assert "".join(pieces) == result.output == "early\n"
 
@@ -88,10 +91,11 @@ def test_an_error_of_who_looks_on_comes_after_the_command_and_harms_nothing(sand
     assert sandbox.run("ls").output == "done\n"
 
 
-def test_a_stopped_command_is_not_waited_for(sandbox: Sandbox) -> None:
+def test_a_stopped_command_is_not_waited_for(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "GRACE_S", 200.0)
     started = time.monotonic()
     sandbox.run("echo before; kill -STOP $$", timeout_s=2.0, on_output=lambda text: None)
-    assert time.monotonic() - started < 6.0
+    assert time.monotonic() - started < 60.0
     assert sandbox.run("echo on").output == "on\n"
 
 
@@ -109,7 +113,7 @@ END"""
 @pytest.mark.docker
 def test_a_command_that_takes_all_processes_is_shown_and_not_harmed(docker_sandbox: Sandbox) -> None:
     pieces: list[str] = []
-    result = docker_sandbox.run(TAKES_ALL_PROCESSES, timeout_s=20, on_output=pieces.append)
+    result = docker_sandbox.run(TAKES_ALL_PROCESSES, timeout_s=60, on_output=pieces.append)
     assert (result.exit_code, result.output) == (4, "before\nall\n")
     assert "".join(pieces) == "before\nall\n"
 
@@ -129,11 +133,11 @@ def test_a_sandbox_is_not_used_again_after_an_interruption_in_mid_command(docker
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        docker_sandbox.run("echo a; sleep 30", on_output=interrupt)
+        docker_sandbox.run("echo a; sleep 300", timeout_s=600, on_output=interrupt)
     started = time.monotonic()
     with pytest.raises(SandboxError, match="broken"):
         docker_sandbox.run("echo on")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_a_repeated_request_sees_what_it_has_not_seen(serve: Callable[..., Any]) -> None:
@@ -141,11 +145,13 @@ def test_a_repeated_request_sees_what_it_has_not_seen(serve: Callable[..., Any])
     with service.http() as http:
         lease = "/v1/sandboxes/lease-12345678"
         http.put(lease, json={"spec": {"read_only": True}})
-        body: dict[str, Any] = {"command": "echo a; sleep 1; echo b", "seen": 0, "wait_s": 10}
+        command = "echo a; while [ ! -e go ]; do sleep 0.02; done; echo b"
+        body: dict[str, Any] = {"command": command, "seen": 0, "wait_s": 20}
         first = http.put(f"{lease}/commands/0", json=body)
         again = http.put(f"{lease}/commands/0", json=body)
         assert first.status_code == again.status_code == 202
         assert first.json()["shown"] == again.json()["shown"] == "a\n"
+        (service.leases.get("alice", "lease-12345678").made.result().get().workdir / "go").touch()
         end = http.put(f"{lease}/commands/0", json={**body, "seen": first.json()["seen"]}).json()
         assert (end["shown"], end["output"]) == ("b\n", "a\nb\n")
         refused = http.put(f"{lease}/commands/1", json={**body, "seen": -1})
