@@ -32,7 +32,8 @@ from agentenv.report.bars import Bar, print_bars
 from agentenv_envs.swe.embedded.tasks import MODULE
 from agentenv_envs.swe.sandbox import SandboxBackend, SandboxSpec
 from agentenv_envs.swe.sandbox.docker_backend import DockerBackend
-from agentenv_envs.swe.sandbox.service.client import RemoteBackend, service_urls
+from agentenv_envs.swe.sandbox.service.addresses import service_urls
+from agentenv_envs.swe.sandbox.service.client import RemoteBackend
 from agentenv_envs.swe.workspace import EmbeddedTasks
 
 AT_ONCE = 4

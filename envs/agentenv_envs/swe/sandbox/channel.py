@@ -9,15 +9,17 @@ Invariants:
 - An answer is held up to the length that its request allows: the programs that write it are those of the container, and
   commands may have put others in their place.
 - Every wait has a deadline. A stream that ends, breaks or stays silent is a `ChannelLostError`, also for a thread that
-  reads while another one closes.
+  reads while another one closes: the file of the stream is freed when nobody reads it any more, since its number would
+  else be another file's, which that thread would wait for.
 """
 
 import os
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +71,9 @@ class Channel:
     """
 
     def __init__(self, api: Any, container_id: str, command: list[str], program: bytes, name: str) -> None:
+        self._lock = threading.Lock()
+        self._num_asking = 0
+        self._is_closed = False
         self._raw = bytearray()
         """Frames of the engine, not whole yet."""
         self._text = bytearray()
@@ -110,29 +115,49 @@ class Channel:
         """
         tag = os.urandom(8).hex()
         deadline = time.monotonic() + timeout_s
-        self._send(f"{operation} {tag} ".encode() + request, deadline)
-        self._text.clear()
-        while True:
-            text = self._receive(f"\1{tag}\1".encode(), deadline, most + SPARE_BYTES)
-            header, _, payload = text.partition(f"\1{tag} ".encode())[2].partition(b"\1")
-            try:
-                state, code, total = header.decode("ascii").split(" ")
-                answer = Answer(state, int(code), int(total), payload)
-            except ValueError:
-                raise ChannelLostError("the answer is garbled") from None
-            if state != "more":
-                return answer
-            if on_more is not None:
-                started = time.monotonic()
-                on_more(payload)
-                deadline += time.monotonic() - started
+        with self._in_use():
+            self._send(f"{operation} {tag} ".encode() + request, deadline)
+            self._text.clear()
+            while True:
+                text = self._receive(f"\1{tag}\1".encode(), deadline, most + SPARE_BYTES)
+                header, _, payload = text.partition(f"\1{tag} ".encode())[2].partition(b"\1")
+                try:
+                    state, code, total = header.decode("ascii").split(" ")
+                    answer = Answer(state, int(code), int(total), payload)
+                except ValueError:
+                    raise ChannelLostError("the answer is garbled") from None
+                if state != "more":
+                    return answer
+                if on_more is not None:
+                    started = time.monotonic()
+                    on_more(payload)
+                    deadline += time.monotonic() - started
 
     def close(self) -> None:
         """End the stream; idempotent. The driver ends at the end of its input."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
-        self._socket.close()
-        self._stream.close()
+        with self._lock:
+            self._is_closed = True
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+            self._free_unused()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closed:
+                raise ChannelLostError("the channel was closed")
+            self._num_asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_asking -= 1
+                self._free_unused()
+
+    def _free_unused(self) -> None:
+        if self._is_closed and not self._num_asking:
+            self._socket.close()
+            self._stream.close()
 
     def _send(self, data: bytes, deadline: float) -> None:
         try:

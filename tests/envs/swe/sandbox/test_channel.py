@@ -14,10 +14,21 @@ from agentenv_envs.swe.sandbox.channel import SPARE_BYTES, Channel, ChannelLostE
 Play = Callable[[Callable[[str, Callable[[bytes], None]], None]], Channel]
 
 
+class Near(socket.socket):
+    """The channel's end, with something to do before each read."""
+
+    before_read: Callable[[], None] = staticmethod(lambda: None)
+
+    def recv(self, *arguments: int) -> bytes:
+        self.before_read()
+        return super().recv(*arguments)
+
+
 @pytest.fixture
 def play() -> Iterator[Play]:
     """A channel to a driver that answers pings, and "run" as it is told: with the tag, and a function that sends."""
-    near, far = socket.socketpair()
+    pair, far = socket.socketpair()
+    near = Near(fileno=pair.detach())
 
     class Api:
         def exec_create(self, *arguments: Any, **settings: Any) -> dict[str, str]:
@@ -111,3 +122,31 @@ def test_what_the_one_who_looks_on_takes_is_not_the_answers_time(
 
     monkeypatch.setattr(channel, "time", Clock)
     assert play(answer).ask("run", b"\n", 60.0, look).state == "ok"
+
+
+def test_a_channel_that_is_closed_while_a_thread_is_about_to_read_frees_its_file_after_that_thread_has_left(
+    play: Play,
+) -> None:
+    channel = play(lambda tag, send: None)
+    near: Any = channel._socket
+    about_to_read, closed = threading.Event(), threading.Event()
+    numbers: list[int] = []
+
+    def before_read() -> None:
+        about_to_read.set()
+        assert closed.wait(30)
+        numbers.append(near.fileno())
+
+    near.before_read = before_read
+
+    def close() -> None:
+        assert about_to_read.wait(30)
+        channel.close()
+        closed.set()
+
+    threading.Thread(target=close, daemon=True).start()
+    with pytest.raises(ChannelLostError, match="was closed"):
+        channel.ask("run", b"\n", 60.0)
+    assert numbers[0] != -1 and near.fileno() == -1
+    with pytest.raises(ChannelLostError, match="was closed"):
+        channel.ask("run", b"\n", 60.0)

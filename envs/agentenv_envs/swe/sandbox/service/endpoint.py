@@ -26,6 +26,8 @@ ANSWER_TIMEOUT_S = 60.0
 """Seconds that an answer may take besides the time that the request itself allows."""
 PAUSES_S = (0.1, 0.5, 2.0)
 """Before the second try, the third and the last."""
+WAIT_S = 20.0
+"""For how long a service may hold an answer back; shorter than what proxies allow."""
 DOWN_S = 5.0
 """Seconds for which a service that did not answer is asked last."""
 

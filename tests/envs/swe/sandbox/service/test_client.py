@@ -16,8 +16,9 @@ import pytest
 from agentenv.errors import SandboxError, SandboxLostError, UsageError
 from agentenv_envs.swe.env import SWEEnv
 from agentenv_envs.swe.sandbox import Sandbox, SandboxBackend, SandboxSpec, open_backend
-from agentenv_envs.swe.sandbox.service import client, endpoint
-from agentenv_envs.swe.sandbox.service.client import RemoteBackend, service_urls, token_from_environment
+from agentenv_envs.swe.sandbox.service import client, endpoint, remote_sandbox
+from agentenv_envs.swe.sandbox.service.addresses import service_urls, token_from_environment
+from agentenv_envs.swe.sandbox.service.client import RemoteBackend
 from agentenv_envs.swe.sandbox.service.endpoint import Endpoint
 
 SPEC = SandboxSpec(read_only=True)
@@ -78,16 +79,13 @@ def test_many_files_go_in_several_requests(remote: RemoteBackend, serve: Callabl
     small.close()
 
 
-def test_a_long_command_outlives_what_one_request_may_take(serve: Callable[..., Any]) -> None:
+def test_a_long_command_outlives_what_one_request_may_take(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = serve(wait_s=20.0).client()
     sandbox = backend.acquire(SPEC)
-    from agentenv_envs.swe.sandbox.service import client
-
-    before, client.WAIT_S = client.WAIT_S, 0.2
-    try:
-        result = sandbox.run("echo x >> log; sleep 1; cat log")
-    finally:
-        client.WAIT_S = before
+    monkeypatch.setattr(remote_sandbox, "WAIT_S", 0.2)
+    result = sandbox.run("echo x >> log; sleep 1; cat log")
     assert result.output == "x\n"
     assert result.duration_s >= 1
     backend.close()
