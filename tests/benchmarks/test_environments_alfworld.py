@@ -25,6 +25,7 @@ def alfworld(load_program: Callable[[str], ModuleType]) -> ModuleType:
 def test_figures_and_bars_are_written_and_a_missed_bar_fails(
     alfworld: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(alfworld, "RESET_MS", 1000.0)
     file = tmp_path / "out" / "alfworld.json"
     assert alfworld.main(["--smoke", "--check", "--json", str(file)]) == 0
     results = json.loads(file.read_text())

@@ -218,7 +218,7 @@ def test_a_failed_reset_is_tried_again_in_a_new_environment_after_growing_pauses
 
     trajectory = _only(_play(lambda: Env(script=script), reset_retries=2, reset_backoff_s=0.05))
     assert (Env.made, Env.closed) == (3, 3)
-    assert 0.15 <= trajectory.info["timing_s"]["reset"] < 1.0  # pauses of 0.05 and 0.1, then it came
+    assert 0.15 <= trajectory.info["timing_s"]["reset"] < 30.0  # pauses of 0.05 and 0.1, then it came
 
 
 def test_a_reset_that_never_comes_right_fails_with_its_last_error() -> None:

@@ -1,10 +1,13 @@
 """A run over three services in processes of their own, of which one is killed and comes back."""
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +118,7 @@ def test_a_killed_service_costs_its_episodes_and_is_used_again_when_it_is_back(
             assert time.monotonic() < deadline, "each of them lends"
             time.sleep(0.002)  # one may be between two episodes
         victim = services[0]
+        stop_in_mid_command(victim)
         victim.kill()
         again = threading.Timer(1.0, lambda: services.append(start(victim.port)))
         again.start()
@@ -137,6 +141,31 @@ def test_a_killed_service_costs_its_episodes_and_is_used_again_when_it_is_back(
         assert time.monotonic() < deadline, "the service that came back is not used"
         time.sleep(0.2)
     held.close()
+
+
+def stop_in_mid_command(service: Process) -> None:
+    """Stop a service that has not answered what it was asked: it runs a model's command."""
+    deadline = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline, "it runs no command"
+        if _sleeps(service):
+            service.process.send_signal(signal.SIGSTOP)
+            if _sleeps(service):
+                return
+            service.process.send_signal(signal.SIGCONT)
+        time.sleep(0.002)
+
+
+def _sleeps(service: Process) -> bool:
+    """A command that it started is at its ``sleep``."""
+    parents = [service.process.pid]
+    while parents:
+        with suppress(OSError):
+            for task in Path(f"/proc/{(pid := parents.pop())}/task").iterdir():
+                parents += map(int, (task / "children").read_text().split())
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x000.3\0":
+                return True
+    return False
 
 
 def _used(held: object) -> list[object]:
