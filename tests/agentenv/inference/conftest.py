@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from aiohttp import web
 from safetensors.torch import load_file
 
 from agentenv.errors import MissingExtraError, UsageError
-from agentenv.inference import Engine, GenerationRequest, SamplingParams
+from agentenv.inference import Engine, Generation, GenerationRequest, SamplingParams
 from agentenv.inference.adapters import AdaptedWeights, Adapter
 from agentenv.inference.model_skeleton import ModelSkeleton
 from agentenv.inference.policy import Policy
@@ -39,7 +39,8 @@ from agentenv.inference.vllm.server_process import find_vllm
 from agentenv.inference.weight_sync import WeightSync
 from agentenv.inference.weight_transfer import WeightTransfer, open_transfer
 
-MAX_LENGTH = 640
+MAX_LENGTH = 4096
+"""A turn of so many tokens takes many seconds on any machine."""
 MAX_LORA_RANK = 8
 _START_TIMEOUT_S = float(os.environ.get("AGENTENV_TEST_VLLM_START_S", "900"))
 Weights = Mapping[str, torch.Tensor]
@@ -182,6 +183,10 @@ class FakeVLLM:
         """Merged, by name."""
         self._sampled_with = self._weights
         self._call(self._listen())
+
+    def hold(self) -> None:
+        """Sample nothing until it is started again; requests stay."""
+        self._call(self._engine.suspend())
 
     def crash(self) -> None:
         """Cut all connections and listen no more."""
@@ -359,6 +364,36 @@ def connect_engine(
     backend = asyncio.run(opened())
     eos = () if end is None else (end,)
     return VLLMEngine(backend, sync, eos_token_ids=eos, max_length=max_length, **options)
+
+
+async def sample_past(engine: Any, prompt: list[int], name: str) -> None:
+    """Until every turn that was sent before has been sampled from.
+
+    The first of two short turns in a row may overtake one that was sent just before it. When it has ended, the server
+    has both; the second takes four steps more, of all turns that are there.
+    """
+    for number in range(2):
+        request = GenerationRequest(f"{name} {number}", prompt, SamplingParams(max_tokens=4))
+        await engine.generate(request)
+
+
+async def begin_turn(engine: Any, prompt: list[int], name: str = "long") -> asyncio.Task[Generation]:
+    """A turn of which some tokens are sampled, and which ends by an abort: by itself it would last too long."""
+    request = GenerationRequest(name, prompt, SamplingParams(max_tokens=MAX_LENGTH))
+    turn = asyncio.create_task(engine.generate(request))
+    await asyncio.sleep(0)
+    await sample_past(engine, prompt[:5], f"beside {name}")
+    return turn
+
+
+@pytest.fixture(name="sample_past")
+def sample_past_fixture() -> Callable[..., Awaitable[None]]:
+    return sample_past
+
+
+@pytest.fixture
+def begin_long_turn() -> Callable[..., Awaitable[asyncio.Task[Generation]]]:
+    return begin_turn
 
 
 @pytest.fixture(scope="session")

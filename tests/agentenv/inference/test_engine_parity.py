@@ -15,7 +15,6 @@ from agentenv.inference.weight_transfer import open_transfer
 
 OpenEngine = Callable[..., Engine]
 _TOLERANCE = 1e-4
-_LONG = 500
 
 
 _runner: asyncio.Runner
@@ -43,13 +42,6 @@ async def _sample(engine: Any, prompt: list[int], name: str = "r", **options: An
     episode, seed = options.pop("episode_id", ""), options.pop("seed", None)
     request = GenerationRequest(name, prompt, SamplingParams(**options), episode_id=episode, seed=seed)
     return await engine.generate(request)
-
-
-async def _begin_long_turn(engine: Any, prompt: list[int], name: str = "long") -> asyncio.Task[Generation]:
-    """A turn of ``_LONG`` tokens of which some are sampled: another of a few, sent with it, has ended."""
-    turn = asyncio.create_task(_sample(engine, prompt, name, max_tokens=_LONG))
-    await _sample(engine, prompt[:5], f"beside {name}", max_tokens=4)
-    return turn
 
 
 async def _end(engine: Any, turn: asyncio.Task[Generation], name: str = "long") -> Generation:
@@ -177,11 +169,11 @@ def test_the_longest_sequence_ends_the_turn_and_a_longer_prompt_is_refused(
     assert len(generation.token_ids) == 10 and generation.finish_reason == "length"
 
 
-def test_an_aborted_turn_gives_its_tokens_so_far(engine: Engine, small: Any) -> None:
+def test_an_aborted_turn_gives_its_tokens_so_far(engine: Any, small: Any, begin_long_turn: Any) -> None:
     prompt = small.prompt(12)
 
     async def work() -> Generation:
-        turn = await _begin_long_turn(engine, prompt)
+        turn = await begin_long_turn(engine, prompt)
         await engine.abort("nobody")
         aborted = await _end(engine, turn)
         await engine.abort("long")
@@ -189,14 +181,16 @@ def test_an_aborted_turn_gives_its_tokens_so_far(engine: Engine, small: Any) -> 
 
     generation = _run(engine, work)
     assert generation.finish_reason == "abort"
-    assert 1 <= len(generation.token_ids) < _LONG
+    assert 1 <= len(generation.token_ids) < engine.max_length - len(prompt)
     expected = small.logprobs(small.weights, prompt, generation.token_ids)
     assert generation.logprobs == pytest.approx(expected, abs=_TOLERANCE)
 
 
-def test_a_cancelled_request_leaves_the_engine_to_others(engine: Engine, small: Any) -> None:
+def test_a_cancelled_request_leaves_the_engine_to_others(
+    engine: Engine, small: Any, begin_long_turn: Any
+) -> None:
     async def work() -> Generation:
-        turn = await _begin_long_turn(engine, small.prompt(12))
+        turn = await begin_long_turn(engine, small.prompt(12))
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -205,11 +199,11 @@ def test_a_cancelled_request_leaves_the_engine_to_others(engine: Engine, small: 
     assert len(_run(engine, work).token_ids) == 5
 
 
-def test_nothing_is_sampled_while_suspended(engine: Engine, small: Any) -> None:
+def test_nothing_is_sampled_while_suspended(engine: Engine, small: Any, begin_long_turn: Any) -> None:
     prompt = small.prompt(12)
 
     async def work() -> tuple[Generation, Generation]:
-        turn = await _begin_long_turn(engine, prompt)
+        turn = await begin_long_turn(engine, prompt)
         await engine.suspend()
         new = asyncio.create_task(_sample(engine, prompt, "new", max_tokens=3, seed=1))
         done, _ = await asyncio.wait({turn, new}, timeout=0.5)
@@ -244,14 +238,16 @@ def test_after_an_update_log_probs_are_those_of_the_new_weights(engine: Engine, 
     assert max(abs(a - b) for a, b in zip(stale, expected, strict=True)) > 100 * _TOLERANCE
 
 
-def test_a_turn_goes_on_through_updates_with_a_version_for_each_token(engine: Engine, small: Any) -> None:
+def test_a_turn_goes_on_through_updates_with_a_version_for_each_token(
+    engine: Engine, small: Any, begin_long_turn: Any, sample_past: Any
+) -> None:
     prompt = small.prompt(15)
 
     async def work() -> Generation:
-        turn = await _begin_long_turn(engine, prompt)
+        turn = await begin_long_turn(engine, prompt)
         for version in (1, 2):
             await engine.update_weights(small.other_weights(version), version)
-            await _sample(engine, prompt, f"v{version}", max_tokens=4)
+            await sample_past(engine, prompt, f"v{version}")
         return await _end(engine, turn)
 
     generation = _run(engine, work)
@@ -263,11 +259,11 @@ def test_a_turn_goes_on_through_updates_with_a_version_for_each_token(engine: En
     assert generation.logprobs[:first] == pytest.approx(expected, abs=_TOLERANCE)
 
 
-def test_an_update_while_suspended_waits_for_resume(engine: Engine, small: Any) -> None:
+def test_an_update_while_suspended_waits_for_resume(engine: Engine, small: Any, begin_long_turn: Any) -> None:
     prompt, new = small.prompt(15), small.other_weights(4)
 
     async def work() -> tuple[Generation, Generation]:
-        turn = await _begin_long_turn(engine, prompt)
+        turn = await begin_long_turn(engine, prompt)
         await engine.suspend()
         await engine.update_weights(new, 1)
         fresh = asyncio.create_task(_sample(engine, prompt, "new", max_tokens=5))
@@ -283,14 +279,16 @@ def test_an_update_while_suspended_waits_for_resume(engine: Engine, small: Any) 
     assert set(turn.policy_versions) <= {0, 1}
 
 
-def test_a_turn_that_is_restarted_by_an_update_has_new_tokens_alone(engine: Engine, small: Any) -> None:
+def test_a_turn_that_is_restarted_by_an_update_has_new_tokens_alone(
+    engine: Engine, small: Any, begin_long_turn: Any, sample_past: Any
+) -> None:
     prompt, new = small.prompt(15), small.other_weights(5)
     proxy = LLMProxy([engine])
 
     async def work() -> Generation:
-        turn = await _begin_long_turn(proxy, prompt)
+        turn = await begin_long_turn(proxy, prompt)
         await proxy.update_weights(new, 1, restart_turns=True)
-        await _sample(engine, prompt, "after", max_tokens=4)
+        await sample_past(engine, prompt, "after")
         return await _end(proxy, turn)
 
     generation = _run(engine, work)
@@ -359,9 +357,9 @@ def test_64_seeded_requests_at_once_all_end_as_asked(engine: Engine, small: Any)
         assert len(generation.token_ids) == len(generation.logprobs) == len(generation.policy_versions)
 
 
-def test_close_ends_what_runs_and_what_waits(engine: Engine, small: Any) -> None:
+def test_close_ends_what_runs_and_what_waits(engine: Engine, small: Any, begin_long_turn: Any) -> None:
     async def work() -> None:
-        turn = await _begin_long_turn(engine, small.prompt(12))
+        turn = await begin_long_turn(engine, small.prompt(12))
         await engine.suspend()
         new = asyncio.create_task(_sample(engine, small.prompt(5), "new"))
         await asyncio.sleep(0)

@@ -69,8 +69,8 @@ def test_a_connection_is_kept_and_used_again() -> None:
 
     async def work() -> None:
         async with server as http:
-            first = await http.post("/x?y=1", {"q": "ü"}, timeout_s=5)
-            second = await http.get("/z", timeout_s=5)
+            first = await http.post("/x?y=1", {"q": "ü"}, timeout_s=60)
+            second = await http.get("/z", timeout_s=60)
             assert (first.status, first.json(), second.status, second.json()) == (200, {"a": 1}, 404, [])
             await http.close()
 
@@ -86,8 +86,8 @@ def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
 
     async def work() -> Any:
         async with server as http:
-            await http.get("/", timeout_s=5)
-            return (await http.get("/", timeout_s=5)).json()
+            await http.get("/", timeout_s=60)
+            return (await http.get("/", timeout_s=60)).json()
 
     assert asyncio.run(work()) == 2
     assert server.connections == 2
@@ -108,7 +108,7 @@ def test_an_answer_cut_short_is_a_lost_connection(answer: bytes | None) -> None:
     async def work() -> None:
         async with _Server(answer, None) as http:
             with pytest.raises(ConnectionLostError, match="was cut"):
-                await http.get("/", timeout_s=5)
+                await http.get("/", timeout_s=60)
 
     asyncio.run(work())
 
@@ -136,7 +136,7 @@ def test_each_event_loop_has_connections_of_its_own() -> None:
 
     async def once(is_last: bool) -> None:
         with pytest.raises(ConnectionLostError, match="nothing listens there"):
-            await http.get("/", timeout_s=5)
+            await http.get("/", timeout_s=60)
         if is_last:
             await http.close()
 
@@ -148,7 +148,7 @@ def test_what_is_no_json_is_said() -> None:
     async def work() -> None:
         async with _Server(_with_length(b"<html> oops")) as http:
             with pytest.raises(ModelError, match="no JSON: <html> oops"):
-                (await http.get("/", timeout_s=5)).json()
+                (await http.get("/", timeout_s=60)).json()
 
     asyncio.run(work())
 

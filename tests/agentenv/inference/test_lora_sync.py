@@ -88,17 +88,16 @@ def test_fresh_requests_after_each_of_two_syncs_have_the_log_probs_of_pefts_forw
 
 
 def test_a_turn_that_a_sync_interrupts_goes_on_under_the_new_adapter_with_no_key_of_the_old(
-    open_engine: OpenEngine, make_adapter: Any, small: Any
+    open_engine: OpenEngine, make_adapter: Any, small: Any, begin_long_turn: Any, sample_past: Any
 ) -> None:
     engine, adapter = open_engine(adapters_only=True), make_adapter()
     prompt = small.prompt(15)
 
     async def work() -> Generation:
         await engine.update_weights(adapter.weights(1), 1)
-        turn = asyncio.create_task(_sample(engine, prompt, "long", 500))
-        await _sample(engine, prompt[:5], "beside", 4)
+        turn = await begin_long_turn(engine, prompt)
         await engine.update_weights(adapter.weights(2), 2)
-        await _sample(engine, prompt, "after", 4)
+        await sample_past(engine, prompt, "after")
         await engine.abort("long")
         return await turn
 

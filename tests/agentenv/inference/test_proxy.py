@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.errors import EpisodeTimeoutError, ModelError, UsageError
 from agentenv.inference import Engine, GenerationRequest, LLMProxy
+from agentenv.simulation.clock import VirtualLoop
 from agentenv.testing import ScriptedModel
 
 
@@ -102,19 +103,23 @@ def test_a_request_ends_at_its_deadline(suspended: bool) -> None:
 
 
 def test_an_aborted_request_gives_its_partial_tokens() -> None:
-    proxy = LLMProxy([RecordingModel(token_s=0.01)])
+    proxy = LLMProxy([RecordingModel(token_s=1.0)])
 
     async def work() -> None:
         turn = asyncio.create_task(proxy.generate(_request("r")))
-        await asyncio.sleep(0.015)
+        await asyncio.sleep(1.5)
         with pytest.raises(UsageError, match="in use"):
             await proxy.generate(_request("r"))
         await proxy.abort("r")
         await proxy.abort("unknown")
         generation = await turn
-        assert generation.finish_reason == "abort" and len(generation.token_ids) < 3
+        assert generation.finish_reason == "abort" and len(generation.token_ids) == 1
 
-    asyncio.run(work())
+    loop = VirtualLoop()
+    try:
+        loop.call(work())
+    finally:
+        loop.stop()
 
 
 def test_the_engines_are_lost_when_the_last_one_has_died() -> None:

@@ -139,12 +139,12 @@ def test_a_call_takes_as_long_with_a_hundred_thousand_episodes_as_with_a_hundred
             router.begin(f"old {number}", f"group {number // 8}", 0.0)
         best = 1.0
         for attempt in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()
             for number in range(1_000):
                 name = f"new {attempt} {number}"
                 router.end(router.begin(name, f"affinity {number // 8}", 0.0), 0.0)
                 router.release(name)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
     assert seconds(100_000) < 5.0 * seconds(100)
@@ -180,10 +180,10 @@ def test_a_new_episode_takes_about_as_long_with_a_thousand_engines_as_with_ten()
     def seconds(engines: int) -> float:
         router, best = Router(engines), 1.0
         for attempt in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()
             for number in range(1_000):
                 router.begin(f"{attempt} {number}", "", 0.0)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
     assert seconds(1_000) < 10.0 * seconds(10)

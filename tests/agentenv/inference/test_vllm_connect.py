@@ -38,7 +38,7 @@ def test_an_address_that_is_none(connect_to: Any, url: str) -> None:
         ({"version": "0.33.0"}, r"is version 0\.33\.0, must be"),
         (
             {"max_length": 100},
-            "takes sequences of 100 tokens, episodes have up to 640: .*--max-model-len 640",
+            "takes sequences of 100 tokens, episodes have up to 4096: .*--max-model-len 4096",
         ),
         ({"answers": {"/is_paused": (404, {})}}, "start it with VLLM_SERVER_DEV_MODE=1"),
         ({"answers": {"/version": (404, {})}}, "is no vLLM server"),

@@ -28,12 +28,6 @@ async def _sample(engine: Any, prompt: list[int], name: str, max_tokens: int) ->
     return await engine.generate(GenerationRequest(name, prompt, SamplingParams(max_tokens=max_tokens)))
 
 
-async def _begin_long_turn(engine: Any, prompt: list[int]) -> asyncio.Task[Generation]:
-    turn = asyncio.create_task(_sample(engine, prompt, "long", 500))
-    await _sample(engine, prompt[:5], "beside", 4)
-    return turn
-
-
 def _check(small: Any, weights: Any, prompt: list[int], generation: Generation, first: int = 0) -> None:
     """Whether log-probs from one token on are those of the weights."""
     tokens = generation.token_ids
@@ -42,14 +36,14 @@ def _check(small: Any, weights: Any, prompt: list[int], generation: Generation, 
 
 
 def test_tokens_after_an_update_in_mid_turn_are_those_of_a_forward_with_the_new_weights(
-    fake_vllm: Any, connect_to: Any, small: Any
+    fake_vllm: Any, connect_to: Any, small: Any, begin_long_turn: Any, sample_past: Any
 ) -> None:
     engine, prompt, new = connect_to(fake_vllm.url), small.prompt(15), small.other_weights(1)
 
     async def work() -> Generation:
-        turn = await _begin_long_turn(engine, prompt)
+        turn = await begin_long_turn(engine, prompt)
         await engine.update_weights(new, 1)
-        await _sample(engine, prompt, "after", 4)
+        await sample_past(engine, prompt, "after")
         await engine.abort("long")
         return await turn
 
@@ -61,14 +55,14 @@ def test_tokens_after_an_update_in_mid_turn_are_those_of_a_forward_with_the_new_
 
 
 def test_a_server_that_comes_back_is_given_the_newest_weights_before_any_request(
-    fake_vllm: Any, connect_to: Any, small: Any
+    fake_vllm: Any, connect_to: Any, small: Any, begin_long_turn: Any, sample_past: Any
 ) -> None:
     engine = connect_to(fake_vllm.url, heartbeat_s=0.05)
     prompt, new = small.prompt(15), small.other_weights(2)
 
     async def work() -> tuple[Generation, Generation]:
         await engine.update_weights(new, 4)
-        turn = await _begin_long_turn(engine, prompt)
+        turn = await begin_long_turn(engine, prompt)
         await asyncio.to_thread(fake_vllm.crash)
         waiting = asyncio.create_task(_sample(engine, prompt, "waits", 6))
         await asyncio.sleep(0.3)
@@ -76,6 +70,7 @@ def test_a_server_that_comes_back_is_given_the_newest_weights_before_any_request
         fake_vllm.calls.clear()
         await asyncio.to_thread(fake_vllm.start)
         sampled = await waiting
+        await sample_past(engine, prompt, "after")
         await engine.abort("long")
         return await turn, sampled
 
@@ -108,13 +103,13 @@ def test_a_server_that_goes_during_an_update_has_it_when_it_comes_back(
 
 
 def test_a_server_that_stays_away_is_the_death_of_its_engine_and_of_all_its_requests(
-    fake_vllm: Any, connect_to: Any, small: Any
+    fake_vllm: Any, connect_to: Any, small: Any, begin_long_turn: Any
 ) -> None:
     engine = connect_to(fake_vllm.url, heartbeat_s=0.05, restart_timeout_s=0.5)
     proxy = LLMProxy([engine])
 
     async def work() -> None:
-        turn = await _begin_long_turn(proxy, small.prompt(15))
+        turn = await begin_long_turn(proxy, small.prompt(15))
         await asyncio.to_thread(fake_vllm.crash)
         with pytest.raises(ModelError, match=f"{fake_vllm.url} was lost"):
             await turn
@@ -131,7 +126,7 @@ def test_a_turn_that_kills_its_servers_is_given_up(fake_vllm: Any, connect_to: A
     engine = connect_to(fake_vllm.url, heartbeat_s=0.05)
 
     async def work() -> None:
-        turn = asyncio.create_task(_sample(engine, small.prompt(15), "long", 600))
+        turn = asyncio.create_task(_sample(engine, small.prompt(15), "long", 4000))
         for losses in range(1, 4):
             while "/v1/completions" not in fake_vllm.calls:  # noqa: ASYNC110 - another thread changes it
                 await asyncio.sleep(0.01)
@@ -201,7 +196,7 @@ def test_no_more_requests_than_allowed_are_at_the_server(fake_vllm: Any, connect
     fake_vllm.most_requests = 0
 
     async def work() -> list[Generation]:
-        waiting = asyncio.create_task(_sample(engine, small.prompt(4), "last", 400))
+        waiting = asyncio.create_task(_sample(engine, small.prompt(4), "last", 4000))
         turns = [_sample(engine, small.prompt(4 + n), f"{n}", 20) for n in range(9)]
         generations = await asyncio.gather(*turns)
         await engine.abort("last")
@@ -218,7 +213,7 @@ def test_a_turn_that_waits_for_its_place_can_be_aborted(fake_vllm: Any, connect_
     async def work() -> tuple[Generation, Generation]:
         running = asyncio.create_task(_sample(engine, small.prompt(4), "running", 60))
         waiting = asyncio.create_task(_sample(engine, small.prompt(4), "waiting", 60))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # both have begun
         await engine.abort("waiting")
         return await waiting, await running
 
@@ -259,14 +254,16 @@ def test_what_a_living_server_says_of_a_request_reaches_the_caller(
 
 
 def test_a_server_that_hangs_counts_as_gone(
-    fake_vllm: Any, connect_to: Any, monkeypatch: Any, small: Any
+    fake_vllm: Any, connect_to: Any, monkeypatch: Any, small: Any, begin_long_turn: Any
 ) -> None:
-    monkeypatch.setattr("agentenv.inference.vllm.server._HEALTH_TIMEOUT_S", 0.1)
-    engine = connect_to(fake_vllm.url, heartbeat_s=0.05, hang_timeout_s=0.3, restart_timeout_s=0.5)
+    engine = connect_to(fake_vllm.url, heartbeat_s=0.05, restart_timeout_s=0.5)
 
     async def work() -> None:
-        turn = await _begin_long_turn(engine, small.prompt(15))
+        turn = await begin_long_turn(engine, small.prompt(15))
         fake_vllm.answers["/health"] = None
+        # Not before: a server that is slow at first has not gone.
+        monkeypatch.setattr("agentenv.inference.vllm.server._HEALTH_TIMEOUT_S", 0.1)
+        engine._hang_timeout_s = 0.3
         with pytest.raises(ModelError, match="was lost: it did not come back within 0"):
             await turn
 
