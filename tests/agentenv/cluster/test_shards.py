@@ -8,8 +8,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +20,8 @@ from agentenv import BaseEnv
 from agentenv.errors import UsageError
 from agentenv.inference import GenerationRequest, LLMProxy
 from agentenv.inference.vllm.server import ServerBackend
-from agentenv.rollout import AsyncController, RolloutConfig
-from agentenv.testing import ByteTokenizer, EchoEnv, FaultyEnv, ScriptedModel
-from agentenv.trajectory import Trajectory
+from agentenv.rollout import AsyncController
+from agentenv.testing import EchoEnv, FaultyEnv, ScriptedModel
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -48,54 +47,20 @@ class SlowEnv(DiceEnv):
         return super().step(action)
 
 
-@contextmanager
-def _controller(
-    nodes: Any, env_fn: Callable[[], BaseEnv], proxy: LLMProxy, *, tokenizer: Any = None, **settings: Any
-) -> Iterator[AsyncController]:
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "num_envs": 8,
-        "worker": "ray",
-        "ray_shards": 2,
-        "ray_address": nodes.address,
-        "reset_timeout_s": 60.0,
-        "step_timeout_s": 20.0,
-        "batch_timeout_s": 90.0,
-        "shutdown_timeout_s": 20.0,
-        "max_tokens_per_turn": 8,
-        "max_tokens_per_episode": 512,
-        **settings,
-    }
-    config = RolloutConfig(**options)
-    with AsyncController(env_fn, proxy, tokenizer or ByteTokenizer(), config, seed=3) as controller:
-        yield controller
-    counts = controller.counts()
-    assert counts["running"] == 0
-    assert counts["produced"] == counts["consumed"] + counts["buffered"] + sum(counts["discarded"].values())
+@pytest.fixture
+def over_shards(open_controller: Any) -> Callable[..., AbstractContextManager[AsyncController]]:
+    """Opens a controller with two shards."""
+    return functools.partial(open_controller, ray_shards=2)
 
 
-def _reply(request: GenerationRequest) -> str:
-    """Another one for every episode and turn, the same wherever they are played."""
-    return chr(ord("a") + (request.seed or 0) % 26) * (1 + (request.seed or 0) % 5)
-
-
-def _train(controller: AsyncController, steps: int) -> list[Trajectory]:
-    batches = []
-    for step in range(steps):
-        batch = controller.get_batch(step)
-        assert len(batch) == controller.config.batch_size
-        assert all(trajectory.start_version >= step - controller.config.alpha for trajectory in batch)
-        batches += batch
-        controller.sync_weights({}, step + 1)
-    return batches
-
-
-def test_shards_play_the_same_episodes_as_processes(nodes: Any) -> None:
+def test_shards_play_the_same_episodes_as_processes(
+    nodes: Any, over_shards: Any, train: Any, reply: Any
+) -> None:
     def played(**settings: Any) -> dict[str, Any]:
-        with _controller(
-            nodes, DiceEnv, LLMProxy([ScriptedModel(_reply)]), mode="sync", **settings
+        with over_shards(
+            nodes, DiceEnv, LLMProxy([ScriptedModel(reply)]), mode="sync", **settings
         ) as controller:
-            batches = _train(controller, 3)
+            batches = train(controller, 3)
         assert len({trajectory.info.pop("process") for trajectory in batches}) > 1
         for trajectory in batches:
             trajectory.duration_s = 0.0
@@ -107,22 +72,24 @@ def test_shards_play_the_same_episodes_as_processes(nodes: Any) -> None:
     assert len(in_processes) == 24
 
 
-def test_faults_end_their_episodes_and_nothing_else(nodes: Any) -> None:
+def test_faults_end_their_episodes_and_nothing_else(nodes: Any, over_shards: Any, train: Any) -> None:
     env_fn = functools.partial(FaultyEnv, EchoEnv, error=0.1, exit=0.05, malformed=0.05, seed=2)
-    with _controller(
+    with over_shards(
         nodes, env_fn, LLMProxy([ScriptedModel(["a"], repeat=True)]), group_size=2, max_retries=20
     ) as controller:
-        _train(controller, 8)
+        train(controller, 8)
         discarded = controller.counts()["discarded"]
         assert controller.metrics()["workers_replaced"] > 0
     assert {"step_RuntimeError", "step_WorkerDied"} <= discarded.keys()
 
 
-def test_surplus_episodes_are_cancelled_with_their_tokens_counted_and_their_slots_play_on(nodes: Any) -> None:
-    with _controller(
+def test_surplus_episodes_are_cancelled_with_their_tokens_counted_and_their_slots_play_on(
+    nodes: Any, over_shards: Any, train: Any
+) -> None:
+    with over_shards(
         nodes, SlowEnv, LLMProxy([ScriptedModel(["abc"] * 3, token_s=0.01)]), redundant_groups=4, num_envs=12
     ) as controller:
-        batches = _train(controller, 5)
+        batches = train(controller, 5)
         counts = controller.counts()
     assert counts["discarded"]["surplus"] > 0
     assert set(counts["discarded"]) <= {"surplus", "stale"}
@@ -130,12 +97,14 @@ def test_surplus_episodes_are_cancelled_with_their_tokens_counted_and_their_slot
     assert controller.state_dict()["buffer"]["discarded_tokens"]["surplus"] > 0
 
 
-def test_an_evaluation_is_played_in_the_shards_beside_training(nodes: Any) -> None:
+def test_an_evaluation_is_played_in_the_shards_beside_training(
+    nodes: Any, over_shards: Any, train: Any
+) -> None:
     proxy = LLMProxy([ScriptedModel(["a"] * 3)])
-    with _controller(nodes, SlowEnv, proxy) as controller:
+    with over_shards(nodes, SlowEnv, proxy) as controller:
         controller.start()
         results = controller.evaluate(DiceEnv, list(range(6)), greedy=True)
-        _train(controller, 1)
+        train(controller, 1)
     assert [trajectory.seed for trajectory in results] == list(range(6))
     assert all(trajectory.terminated and trajectory.turns == 3 for trajectory in results)
     assert os.getpid() not in {trajectory.info["process"] for trajectory in results}
@@ -154,19 +123,19 @@ def test_an_evaluation_is_played_in_the_shards_beside_training(nodes: Any) -> No
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_an_episode(
-    nodes: Any, settings: dict[str, Any], message: str
+    nodes: Any, settings: dict[str, Any], message: str, over_shards: Any
 ) -> None:
     with (
         pytest.raises(ValueError, match=message),
-        _controller(nodes, DiceEnv, LLMProxy([ScriptedModel(["a"])]), **settings),
+        over_shards(nodes, DiceEnv, LLMProxy([ScriptedModel(["a"])]), **settings),
     ):
         pass
 
 
-def test_an_environment_that_cannot_be_pickled_is_named_with_what_to_do(nodes: Any) -> None:
+def test_an_environment_that_cannot_be_pickled_is_named_with_what_to_do(nodes: Any, over_shards: Any) -> None:
     with (
         pytest.raises(UsageError, match=r"lambda.*can't be pickled.*register the environment"),
-        _controller(nodes, lambda: DiceEnv(), LLMProxy([ScriptedModel(["a"])])),
+        over_shards(nodes, lambda: DiceEnv(), LLMProxy([ScriptedModel(["a"])])),
     ):
         pass
 
@@ -177,7 +146,12 @@ def fakes(load_program: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def test_prompts_go_to_servers_from_the_shards_and_each_token_is_of_its_version(
-    nodes: Any, fakes: ModuleType, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any,
+    fakes: ModuleType,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    over_shards: Any,
 ) -> None:
     small = fakes.make_small_model(repository, tmp_path)
     servers = [fakes.FakeVLLM(small) for _ in range(2)]
@@ -193,7 +167,7 @@ def test_prompts_go_to_servers_from_the_shards_and_each_token_is_of_its_version(
     proxy = LLMProxy([fakes.connect_engine(small, server.url) for server in servers])
     asked.clear()  # connecting asks for a few tokens
     try:
-        with _controller(
+        with over_shards(
             nodes,
             DiceEnv,
             proxy,
@@ -228,31 +202,36 @@ class _Elsewhere(LLMProxy):
         return ["http://127.0.0.1:9"]
 
 
-def test_prompts_take_the_way_over_the_controller_where_a_server_is_not_reached(nodes: Any) -> None:
+def test_prompts_take_the_way_over_the_controller_where_a_server_is_not_reached(
+    nodes: Any, over_shards: Any, train: Any
+) -> None:
     lengths: set[int] = set()
 
-    def reply(request: GenerationRequest) -> str:
+    def measured(request: GenerationRequest) -> str:
         lengths.add(len(list(request.prompt_ids)))  # raises where the ids are elsewhere
         return "a"
 
-    with _controller(nodes, DiceEnv, _Elsewhere([ScriptedModel(reply)])) as controller:
-        _train(controller, 1)
+    with over_shards(nodes, DiceEnv, _Elsewhere([ScriptedModel(measured)])) as controller:
+        train(controller, 1)
     assert min(lengths) > 0
 
 
-def test_a_lost_node_costs_the_episodes_that_it_played(nodes: Any) -> None:
-    with _controller(
+def test_a_lost_node_costs_the_episodes_that_it_played(nodes: Any, over_shards: Any, train: Any) -> None:
+    with over_shards(
         nodes, SlowEnv, LLMProxy([ScriptedModel(["a"] * 3)]), num_envs=16, batch_size=16
     ) as controller:
         controller.start()
-        delivered = _train(controller, 1)
+        delivered = train(controller, 1)
         held = json.dumps([trajectory.to_dict() for trajectory in delivered])
         before = controller.counts()
         nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
-        for step in range(1, 4):
-            assert len(controller.get_batch(step)) == 16
-            controller.sync_weights({}, step + 1)
+        step, deadline = 1, time.monotonic() + 120.0
+        # Its actors outlive the node by a second or two.
+        while not controller.counts()["discarded"] and time.monotonic() < deadline:
+            train(controller, 1, start=step)
+            step += 1
+        train(controller, 3, start=step)
         after = controller.counts()
     assert 1 <= after["discarded"]["episode_NodeLost"] <= 8
-    assert after["consumed"] == 4 * 16 and before["consumed"] == 16
+    assert after["consumed"] == (step + 3) * 16 and before["consumed"] == 16
     assert held == json.dumps([trajectory.to_dict() for trajectory in delivered])
