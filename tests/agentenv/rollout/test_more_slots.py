@@ -99,7 +99,7 @@ def test_a_group_whose_last_member_fails_has_its_time(virtual_run: Any, tasks: A
 
 def test_a_slot_whose_cancelled_call_is_over_plays_what_waits_for_it() -> None:
     gate = threading.Event()
-    config = RolloutConfig(batch_size=1, num_envs=1, asynchrony=0.0, on_stale="abort", batch_timeout_s=8.0)
+    config = RolloutConfig(batch_size=1, num_envs=1, asynchrony=0.0, on_stale="abort", batch_timeout_s=60.0)
     controller = AsyncController(
         lambda: _Gated(gate),
         LLMProxy([SimulatedEngine()]),

@@ -325,7 +325,7 @@ def test_more_episodes_than_slots_wait_for_one_or_give_up_in_time(service: FakeS
     ):
         second.reset(seed=1)
     assert service.count("reset") == 1
-    patient = RemoteShopEnv(service_url=service.url, slots=1, wait_s=20.0)
+    patient = RemoteShopEnv(service_url=service.url, slots=1, wait_s=60.0)
     timer = threading.Timer(0.1, first.close)
     timer.start()
     patient.reset(seed=1)
