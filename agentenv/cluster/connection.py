@@ -23,7 +23,16 @@ from typing import Any
 
 from agentenv.errors import MissingExtraError, UsageError
 
-__all__ = ["NAMESPACE", "NodeFacts", "able_nodes", "check_facts", "check_resources", "connect", "node_facts"]
+__all__ = [
+    "NAMESPACE",
+    "NodeFacts",
+    "able_nodes",
+    "check_facts",
+    "check_resources",
+    "connect",
+    "node_facts",
+    "resource_text",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +141,6 @@ def check_resources(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float],
     able = able_nodes(nodes, wanted)
     if able:
         return len(able)
-    asked = ", ".join(f"{name}={number:g}" for name, number in wanted.items())
     there = "; ".join(
         f"{node['NodeManagerAddress']} has "
         + ", ".join(
@@ -143,7 +151,14 @@ def check_resources(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float],
         for node in nodes
         if node.get("Alive")
     )
-    raise UsageError(f"{what} needs {asked} on one node, which no node of the Ray cluster has: {there}")
+    raise UsageError(
+        f"{what} needs {resource_text(wanted)} on one node, which no node of the Ray cluster has: {there}"
+    )
+
+
+def resource_text(resources: Mapping[str, float]) -> str:
+    """As a user gives them: ``docker=1, GPU=0.5``."""
+    return ", ".join(f"{name}={number:g}" for name, number in resources.items())
 
 
 def node_facts() -> NodeFacts:

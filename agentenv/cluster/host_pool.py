@@ -20,7 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentenv.cluster.channel import ActorChannel, ActorLostError
-from agentenv.cluster.connection import NodeFacts, check_facts
+from agentenv.cluster.connection import NodeFacts, check_facts, resource_text
 from agentenv.cluster.env_host import EnvHost, surroundings
 from agentenv.cluster.mailbox import Handler
 from agentenv.cluster.placement import NODE_LOST, Placement
@@ -96,6 +96,7 @@ class HostPool:
         self._num_actors = num_actors or 0
         self._losses_in_a_row = 0
         self._spread_until = 0.0
+        self._told_of_wait = False
         self._looking: asyncio.Task[None] | None = None
         _of_loops.setdefault(self._loop, []).append(self)
 
@@ -136,7 +137,7 @@ class HostPool:
             if now >= deadline:
                 error = EnvError(
                     f"no node of the Ray cluster has had room for an actor with "
-                    f"{dict(self.placement.resources)} so far"
+                    f"{resource_text(dict(self.placement.resources))} so far"
                 )
                 error.origin = "NoNode"
                 raise error
@@ -184,6 +185,7 @@ class HostPool:
 
         while True:
             await asyncio.sleep(LOOK_S)
+            self._tell_of_wait()
             if self._starting or len(self._live) >= self.placement.num_envs:
                 continue  # those that wait for room go there
             nodes = await asyncio.to_thread(ray.nodes)
@@ -191,6 +193,17 @@ class HostPool:
             for node in self.placement.able(nodes):
                 if node["NodeID"] not in used and len(self._starting) < self.placement.num_envs:
                     self._start_host(0.0, node["NodeID"])
+
+    def _tell_of_wait(self) -> None:
+        """Say once that nothing can begin, since other programs may hold the resources for as long as they like."""
+        waits = bool(self._starting and not self._live)
+        if waits and not self._told_of_wait:
+            logger.warning(
+                "no node of the Ray cluster has room so far for an actor with %s: other actors and services have "
+                "taken it, or a node is being waited for (`ray status` shows what is free)",
+                resource_text(dict(self.placement.resources)),
+            )
+        self._told_of_wait = waits
 
     def _start_host(self, pause_s: float, node_id: str | None = None) -> None:
         task = asyncio.create_task(self._bring_up(pause_s, node_id))

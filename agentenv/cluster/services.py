@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -34,10 +35,13 @@ from agentenv.cluster.connection import (
     check_resources,
     connect,
     node_facts,
+    resource_text,
 )
 from agentenv.errors import UsageError
 
 __all__ = ["KINDS", "ServiceHost", "ServiceState", "find", "names_cluster", "resolve_urls", "serve", "stop"]
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("engine", "sandbox")
 _GUARD = Path(__file__).parent.parent / "inference/vllm/guard.py"
@@ -48,6 +52,8 @@ _STEADY_S = 60.0
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.25
+_PLACE_PATIENCE_S = 15.0
+"""Until it is said that a server waits for room."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ def serve(
         for place in free:
             name = f"{kind}-{place}"
             actors[name] = _start(ray, name, command, resources)
-        return _wait(ray, actors, time.monotonic() + start_timeout_s, start_timeout_s, say)
+        return _wait(ray, actors, resources, start_timeout_s, say)
     except BaseException:
         for actor in actors.values():
             _end(ray, actor)
@@ -263,8 +269,13 @@ def _start(ray: Any, name: str, command: Sequence[str], resources: Mapping[str, 
 
 
 def _wait(
-    ray: Any, actors: Mapping[str, Any], deadline: float, patience_s: float, say: Callable[[str], None]
+    ray: Any,
+    actors: Mapping[str, Any],
+    resources: Mapping[str, float],
+    patience_s: float,
+    say: Callable[[str], None],
 ) -> list[ServiceState]:
+    deadline, told = time.monotonic() + patience_s, False
     states: dict[str, ServiceState] = {}
     for name, actor in actors.items():
         placed, state = False, None
@@ -276,11 +287,21 @@ def _wait(
             try:
                 if not placed:
                     asked_s = time.time()
-                    facts = ray.get(actor.facts.remote(), timeout=left_s)
+                    until_told_s = left_s if told else min(left_s, _PLACE_PATIENCE_S)
+                    facts = ray.get(actor.facts.remote(), timeout=until_told_s)
                     check_facts(facts, asked_s=asked_s, answered_s=time.time())
                     placed = True
                 state = ray.get(actor.state.remote(), timeout=min(left_s, _ANSWER_TIMEOUT_S))
             except ray.exceptions.GetTimeoutError:
+                if not placed and not told:
+                    told = True
+                    logger.warning(
+                        "%s: no node of the Ray cluster has room so far for %s: other servers have taken it "
+                        "(`agentenv cluster list`), or other actors; waiting %.0f s more",
+                        name,
+                        resource_text(resources),
+                        max(deadline - time.monotonic(), 0.0),
+                    )
                 continue
             except ray.exceptions.RayError as error:
                 raise UsageError(

@@ -19,6 +19,7 @@ import pytest
 
 from agentenv import BaseEnv
 from agentenv.cluster import host_pool
+from agentenv.cluster.connection import connect
 from agentenv.testing import EchoEnv, FaultyEnv, ScriptedModel
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -154,6 +155,34 @@ def test_a_lost_node_costs_its_running_episodes_and_one_that_joins_is_used(
         assert len(found - before) == 1
         assert controller.counts()["discarded"] == lost
     assert held == json.dumps([item.to_dict() for item in first])
+
+
+def test_a_cluster_whose_room_is_taken_is_told_of_and_used_when_there_is_some(
+    two_nodes: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    open_controller: Any,
+    train: Any,
+) -> None:
+    import ray
+
+    class Holder:
+        def hold(self) -> None: ...
+
+    monkeypatch.setattr(host_pool, "LOOK_S", 0.2)
+    connect(two_nodes.address)
+    holders = [ray.remote(Holder).options(num_cpus=4).remote() for _ in range(2)]
+    ray.get([holder.hold.remote() for holder in holders])
+    with open_controller(two_nodes, DiceEnv, ray_resources="CPU=2") as controller:
+        controller.start()
+        deadline = time.monotonic() + 30.0
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "no node of the Ray cluster has room so far for an actor with CPU=2" in caplog.text
+        for holder in holders:
+            ray.kill(holder)
+        train(controller, 1)
+    assert caplog.text.count("has room so far") == 1
 
 
 def test_a_run_that_lost_every_node_goes_on_with_the_next_one(

@@ -175,6 +175,19 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert message in err and err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_a_server_that_no_node_has_room_for_is_told_of_and_not_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve("sandbox", COMMAND, number=2, resources={"docker": 1})
+    monkeypatch.setattr(services, "_PLACE_PATIENCE_S", 0.5)
+    caplog.clear()
+    with pytest.raises(UsageError, match=r"^sandbox-2: not within 2 s: no node has room for it$"):
+        serve("sandbox", COMMAND, number=1, resources={"docker": 1}, start_timeout_s=2.0)
+    assert caplog.text.count("sandbox-2: no node of the Ray cluster has room so far for docker=1") == 1
+    assert [state.name for state in find()] == ["sandbox-0", "sandbox-1"]
+
+
 def test_urls_are_left_as_they_are() -> None:
     assert resolve_urls("http://a:1,http://b:2", "sandbox") == "http://a:1,http://b:2"
 
