@@ -107,8 +107,10 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _line(state: ServiceState) -> str:
+    if not state.url:
+        return f"{state.name}: waits for a node with room, or its node does not answer"
     more = "" if state.listens else f", does not listen{': ' if state.problem else ''}{state.problem}"
-    return f"{state.name}: {state.url} on {state.host}, started {state.starts} times{more}"
+    return f"{state.name}: {state.url} on {state.host}, starts {state.starts}{more}"
 
 
 def _say(line: str) -> None:

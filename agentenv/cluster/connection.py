@@ -89,7 +89,7 @@ def connect(address: str) -> Any:
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            raise UsageError(f"ray_address={address!r}: {_first_line(error)}; {_ADVICE}{_TOKEN}") from error
+            raise UsageError(f"Ray's address {address!r}: {_first_line(error)}; {_ADVICE}{_TOKEN}") from error
     return ray
 
 
@@ -107,11 +107,11 @@ def _check_address(address: str) -> None:
         return
     host, _, port = address.removeprefix("ray://").partition(":")
     if not host or (port and not port.isdecimal()):
-        raise UsageError(f"ray_address={address!r}: {_ADVICE}")
+        raise UsageError(f"Ray's address {address!r}: {_ADVICE}")
     try:
         socket.create_connection((host, int(port or _DEFAULT_PORT)), timeout=_ANSWER_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        raise UsageError(f"ray_address={address!r}: nothing answers there ({error}); {_ADVICE}") from error
+        raise UsageError(f"Ray's address {address!r}: nothing answers there ({error}); {_ADVICE}") from error
 
 
 def able_nodes(nodes: list[Mapping[str, Any]], wanted: Mapping[str, float]) -> list[Mapping[str, Any]]:

@@ -73,5 +73,5 @@ def parse_resources(text: str) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals or not name.strip() or not resources[name.strip()] > 0:
-            raise UsageError(f"ray_resources={text!r}: {part!r} must be like docker=1, a number above 0")
+            raise UsageError(f"Ray's resources {text!r}: {part!r} must be like docker=1, a number above 0")
     return resources

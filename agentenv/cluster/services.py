@@ -51,6 +51,8 @@ _STEADY_S = 60.0
 """One that has run for so long has not died in a row."""
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
+_PRESENCE_TIMEOUT_S = 3.0
+"""For an actor that is to end to show that it is anywhere."""
 _POLL_S = 0.25
 _PLACE_PATIENCE_S = 15.0
 """Until it is said that a server waits for room."""
@@ -63,6 +65,7 @@ class ServiceState:
     name: str
     """KIND-NUMBER."""
     url: str
+    """Empty: it has no node, and so no address."""
     host: str
     """Name of its node."""
     starts: int
@@ -193,20 +196,20 @@ def serve(
 
 
 def find(kind: str | None = None, *, address: str = "auto") -> list[ServiceState]:
-    """The servers whose actors answer, in the order of their numbers.
+    """The servers, in the order of their numbers; of one whose actor does not answer, the name.
 
     Raises:
         UsageError: no cluster.
         MissingExtraError: Ray is not installed.
     """
     ray = connect(address)
-    asked = [_actor(ray, name).state.remote() for name in _names(ray, kind)]
-    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_TIMEOUT_S) if asked else ([], [])
-    states: list[ServiceState] = []
+    asked = {_actor(ray, name).state.remote(): name for name in _names(ray, kind)}
+    ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_TIMEOUT_S) if asked else ([], [])
+    states = {name: ServiceState(name, "", "", 0, False, "") for name in asked.values()}
     for answer in ready:
         with contextlib.suppress(ray.exceptions.RayError):  # its node was lost: it will have another address
-            states.append(ray.get(answer))
-    return sorted(states, key=lambda state: _order(state.name))
+            states[asked[answer]] = ray.get(answer)
+    return list(states.values())
 
 
 def stop(kind: str | None = None, *, address: str = "auto") -> int:
@@ -337,8 +340,10 @@ def _actor(ray: Any, name: str) -> Any:
 
 
 def _end(ray: Any, actor: Any) -> None:
-    with contextlib.suppress(ray.exceptions.RayError):  # its node is lost, or it is not placed: nothing runs
-        ray.get(actor.stop.remote(), timeout=_STOP_TIMEOUT_S + _ANSWER_TIMEOUT_S)
+    answers, _ = ray.wait([actor.facts.remote()], timeout=_PRESENCE_TIMEOUT_S)
+    if answers:  # else its node is lost, or it is not placed: nothing runs
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(actor.stop.remote(), timeout=_STOP_TIMEOUT_S + _ANSWER_TIMEOUT_S)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(actor, no_restart=True)
 

@@ -93,11 +93,17 @@ def pack(env_fn: Any) -> EnvPayload:
             return known
     try:
         pickled, pickler = _dump(env_fn)
+    except Exception as error:
+        raise UsageError(f"env_fn {env_fn!r} can't be pickled for a process: {error}; {_ADVICE}") from error
+    try:
         specs, of_specs = _dump([registration.spec(id) for id in pickler.ids])
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"env_fn {env_fn!r} can't be pickled for a process: {error}; {_ADVICE}") from error
+        raise UsageError(
+            f"the registration of {', '.join(pickler.ids)} can't be pickled for a process: {error}; register with an "
+            'entry point "module:Class", and with keyword arguments that can be pickled'
+        ) from error
     names = dict.fromkeys([*pickler.modules, *of_specs.modules])
     main = _main_script(env_fn) if "__main__" in names else None
     modules = tuple((name, _file(name)) for name in names if name not in ("__main__", "builtins"))

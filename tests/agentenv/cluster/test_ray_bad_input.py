@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
     [
         ({"ray_resources": "CPU=1,unicorn=1"}, r"needs CPU=1, unicorn=1 on one node, .*has CPU=4"),
         ({"ray_resources": "CPU=9"}, r"needs CPU=9 on one node"),
-        ({"ray_resources": "docker"}, r"ray_resources='docker': 'docker' must be like docker=1"),
+        ({"ray_resources": "docker"}, r"Ray's resources 'docker': 'docker' must be like docker=1"),
         ({"ray_resources": "docker=-1"}, r"'docker=-1' must be like docker=1"),
         ({"ray_envs_per_actor": 0}, r"ray_envs_per_actor is 0, must be positive"),
     ],
@@ -110,7 +110,7 @@ def test_a_node_that_cannot_import_agentenv_is_named_with_what_to_install(
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:9", "ray_address='127.0.0.1:9': nothing answers there"),
+        ("127.0.0.1:9", "Ray's address '127.0.0.1:9': nothing answers there"),
         ("nowhere.invalid:6379", "nothing answers there"),
         ("127.0.0.1:port", "must be HOST:PORT"),
         (":6379", "must be HOST:PORT"),

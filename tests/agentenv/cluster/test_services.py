@@ -177,8 +177,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_server_that_no_node_has_room_for_is_told_of_and_not_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    import ray
+
     serve("sandbox", COMMAND, number=2, resources={"docker": 1})
     monkeypatch.setattr(services, "_PLACE_PATIENCE_S", 0.5)
     caplog.clear()
@@ -186,6 +190,16 @@ def test_a_server_that_no_node_has_room_for_is_told_of_and_not_left(
         serve("sandbox", COMMAND, number=1, resources={"docker": 1}, start_timeout_s=2.0)
     assert caplog.text.count("sandbox-2: no node of the Ray cluster has room so far for docker=1") == 1
     assert [state.name for state in find()] == ["sandbox-0", "sandbox-1"]
+    services._start(ray, "sandbox-2", COMMAND, {"docker": 1})
+    monkeypatch.setattr(services, "_ANSWER_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(services, "_STOP_TIMEOUT_S", 300.0)
+    assert main(["cluster", "list"]) == 0
+    first, second, waiting = capsys.readouterr().out.splitlines()
+    assert first.endswith("starts 1") and second.endswith("starts 1")
+    assert waiting == "sandbox-2: waits for a node with room, or its node does not answer"
+    began = time.monotonic()
+    assert stop("sandbox") == 3
+    assert time.monotonic() - began < 200, "what runs nowhere is not waited for"
 
 
 def test_urls_are_left_as_they_are() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from agentenv.errors import AgentEnvError
 from agentenv.report import Progress
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ def close_sandboxes(sandboxes: Sandboxes | None) -> int | None:
         logger.exception("the sandboxes did not close cleanly")
     try:
         return sandboxes.left()
+    except AgentEnvError as error:
+        logger.warning("the sandboxes that are left cannot be counted: %s", error)
     except Exception:
         logger.exception("the sandboxes that are left cannot be counted")
-        return None
+    return None

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -700,6 +701,17 @@ def test_what_cannot_be_pickled_is_refused_with_advice() -> None:
         UsageError, match=r"env_fn <function .*<lambda>.* can't be pickled.*top level.*partial"
     ):
         ProcessWorker(lambda: Env(), "worker")
+
+
+def test_a_registration_that_cannot_be_pickled_is_refused_with_advice() -> None:
+    agentenv.register("MadeByLambda-v0", lambda: Env())
+    try:
+        with pytest.raises(
+            UsageError, match=r"the registration of MadeByLambda-v0 can't be pickled.*\"module:Class\""
+        ):
+            ProcessWorker(functools.partial(agentenv.make, "MadeByLambda-v0"), "worker")
+    finally:
+        del gymnasium.registry["agentenv/MadeByLambda-v0"]
 
 
 def test_no_server_starts_for_a_worker_that_is_never_used() -> None:
