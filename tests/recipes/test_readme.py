@@ -190,6 +190,7 @@ def test_every_option_that_is_named_exists(texts, swe_sao, online_learning, repo
     }
     others |= {"gpus_per_task", "kill_on_bad_exit", "time", "silent", "fail"}
     others |= {"num_machines", "machine_rank", "main_process_ip", "main_process_port"}
+    others |= {"mixed_precision", "dynamo_backend"}
     # vLLM's own, and families of ours that are written --vllm_... and --weight_...
     others |= {"api_key", "dtype", "enforce_eager", "generation_config", "logprobs_mode", "max_model_len"}
     others |= {"gpu_memory_utilization", "tensor_parallel_size", "weight_transfer_config", "vllm", "weight"}
